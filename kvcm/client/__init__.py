@@ -1,0 +1,1 @@
+"""Client SDK: MetaClient, TransferClient, ManagerClient, trace replay."""

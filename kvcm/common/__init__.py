@@ -1,0 +1,1 @@
+"""Building blocks that every layer may use: errors, clock, ids, URIs. Imports nothing else of ours."""

@@ -1,0 +1,1 @@
+"""Who leads: the coordinator port, its implementations and the leader elector."""

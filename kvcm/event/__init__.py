@@ -1,0 +1,1 @@
+"""Events of the manager and their publishers."""

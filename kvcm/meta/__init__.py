@@ -1,0 +1,1 @@
+"""Block metadata: the location state machine, the index of one instance, metadata backends, recovery."""

@@ -1,0 +1,1 @@
+"""Metric registry and its Prometheus face."""

@@ -1,0 +1,1 @@
+"""Wire contract: .proto files, generated code, codecs between proto, JSON and domain."""
