@@ -1,0 +1,81 @@
+"""Makes the checked-in Python modules from the `.proto` files beside this one.
+
+    python -m kvcm.protocol.generate            write them
+    python -m kvcm.protocol.generate --check    write nothing; exit 1 if what is checked in differs
+
+Needs `grpcio-tools` (in the `dev` extra), which only this script imports. The compiler runs from the folder above `kvcm`, so every file is
+known to protobuf's global descriptor pool as `kvcm/protocol/<name>.proto` and cannot meet another package's file of the same base name.
+
+Danger: the generated modules demand at run time a protobuf at least as new as the compiler that made them, so regenerating with a newer
+`grpcio-tools` raises what users must have installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parent.parent
+SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+
+
+def proto_files() -> list[Path]:
+    return sorted(FOLDER.glob("*.proto"))
+
+
+def generated_names() -> list[str]:
+    return [proto.stem + suffix for proto in proto_files() for suffix in SUFFIXES]
+
+
+def compile_into(out: Path) -> None:
+    """Write the modules under `out/kvcm/protocol`. Raises RuntimeError when the compiler refuses a file."""
+    try:
+        import grpc_tools
+        from grpc_tools import protoc
+    except ImportError as missing:
+        raise RuntimeError("grpcio-tools is not installed; install the 'dev' extra to regenerate the protocol modules") from missing
+    includes = Path(grpc_tools.__file__).parent / "_proto"
+    names = [str(proto.relative_to(ROOT)) for proto in proto_files()]
+    code = protoc.main(
+        ["protoc", f"-I{ROOT}", f"-I{includes}", f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}", *names]
+    )
+    if code != 0:
+        raise RuntimeError("the protobuf compiler refused a file; its message is above")
+
+
+def differences(fresh: Path, checked_in: Path) -> list[str]:
+    """Names of the modules that are missing or differ in `checked_in`; both are folders holding the modules themselves."""
+    found = []
+    for name in generated_names():
+        current = checked_in / name
+        if not current.is_file() or current.read_bytes() != (fresh / name).read_bytes():
+            found.append(name)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m kvcm.protocol.generate", description="Generate the protobuf and gRPC modules.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a checked-in module is out of date")
+    check = parser.parse_args(argv).check
+    try:
+        if not check:
+            compile_into(ROOT)
+            return 0
+        with tempfile.TemporaryDirectory() as temporary:
+            compile_into(Path(temporary))
+            stale = differences(Path(temporary) / "kvcm" / "protocol", FOLDER)
+    except RuntimeError as problem:
+        sys.stderr.write(f"{problem}\n")
+        return 2
+    if stale:
+        sys.stderr.write(f"Out of date: {', '.join(stale)}. Run `python -m kvcm.protocol.generate` and commit the result.\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
