@@ -31,6 +31,14 @@ class ReclaimPolicy(IntEnum):
     TTL = 3
 
 
+class InstanceReclaimBudgetPolicy(IntEnum):
+    """How a group's reclaim is shared among its instances; absent means GROUP_LRU (behaviour 12.4)."""
+
+    USAGE_PROPORTIONAL = 0
+    FIXED_PER_INSTANCE = 1
+    GROUP_LRU = 2
+
+
 class QueryType(IntEnum):
     UNSPECIFIED = 0
     BATCH_GET = 1
@@ -68,6 +76,8 @@ class ReclaimStrategy:
     reclaim_step_size: int = 0
     reclaim_step_percentage: int = 0
     delay_before_delete_ms: int = 1000
+    # None = not given, which differs from 0 and is kept apart in round trips.
+    instance_reclaim_budget_policy: InstanceReclaimBudgetPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
