@@ -1,0 +1,220 @@
+"""The settings of one manager process (wire contract 1.3, 1.4; behaviour 25).
+
+Job: one frozen object, made once at start-up from defaults < configuration file < --env < process environment.
+Danger: a setting that is accepted and then ignored misleads its administrator. A key that this version does not act on carries a `pending`
+sentence in its field and yields one warning when it is given with a value that asks for something (design D10). A token that would guard
+the admin API is refused instead: starting unguarded must never look like being guarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from kvcm.config.errors import SettingsError
+from kvcm.config.settings_checks import check_settings
+from kvcm.config.settings_source import parse_bool, parse_int, read_environ, read_file, read_pairs
+
+_UNSET: Final = object()
+_LOG_LEVELS = {"FATAL": 1, "ERROR": 2, "WARN": 3, "INFO": 4, "DEBUG": 5}
+
+_RECLAIM = "cache reclaim is not part of this version, the value is ignored"
+_GC = "the orphan scan is not part of this version, the value is ignored"
+_QUERY = "metadata reads run on one loop and need no workers, the value is ignored"
+
+
+def _key(name: str, pending: str = "", inert: object = _UNSET) -> dict[str, Any]:
+    """Field metadata: the wire name, what happens if the key is not acted on yet, and the value for which nothing is lost."""
+    return {"key": name, "pending": pending, "inert": inert}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All keys of wire contract 1.4 and our own. Times are milliseconds, sizes bytes, unless the name says otherwise."""
+
+    registry_storage_uri: str = field(default="", metadata=_key("kvcm.registry_storage.uri"), repr=False)
+    # Our own: may an administrator remove what is still referenced? Upstream's answer is yes (false).
+    registry_enforce_references: bool = field(default=True, metadata=_key("kvcm.registry.enforce_references"))
+    coordination_uri: str = field(default="", metadata=_key("kvcm.coordination.uri"), repr=False)
+    distributed_lock_uri: str = field(default="", metadata=_key("kvcm.distributed_lock.uri"), repr=False)
+    leader_elector_node_id: str = field(default="", metadata=_key("kvcm.leader_elector.node_id"))
+    leader_elector_lease_ms: int = field(default=10_000, metadata=_key("kvcm.leader_elector.lease_ms"))
+    leader_elector_loop_interval_ms: int = field(default=100, metadata=_key("kvcm.leader_elector.loop_interval_ms"))
+
+    service_io_thread_num: int = field(
+        default=0, metadata=_key("kvcm.service.io_thread_num", "HTTP runs on one event loop, the value is ignored", 0)
+    )
+    service_rpc_port: int = field(default=0, metadata=_key("kvcm.service.rpc_port"))
+    service_http_port: int = field(default=0, metadata=_key("kvcm.service.http_port"))
+    service_admin_rpc_port: int = field(default=0, metadata=_key("kvcm.service.admin_rpc_port"))
+    service_admin_http_port: int = field(default=0, metadata=_key("kvcm.service.admin_http_port"))
+    service_enable_debug_service: bool = field(
+        default=False,
+        metadata=_key("kvcm.service.enable_debug_service", "the debug service is not part of this version and stays off", False),
+    )
+    service_advertised_host: str = field(default="", metadata=_key("kvcm.service.advertised_host"))
+    service_custom_info: str = field(default="", metadata=_key("kvcm.service.custom_info"))
+    service_admin_auth_token: str = field(default="", metadata=_key("kvcm.service.admin_auth_token"), repr=False)
+    kv_meta_rpc_port: int = field(
+        default=0, metadata=_key("kvcm.kv_meta.rpc_port", "the string-keyed metadata service is not part of this version and stays off", 0)
+    )
+    logger_log_level: int = field(default=0, metadata=_key("kvcm.logger.log_level"))
+    startup_config: str = field(default="", metadata=_key("kvcm.startup_config"))
+    schedule_plan_executor_thread_count: int = field(default=2, metadata=_key("kvcm.schedule_plan_executor_thread_count"))
+    schedule_plan_migration_worker_budget: int = field(
+        default=1,
+        metadata=_key("kvcm.schedule_plan_migration_worker_budget", "tiered storage is not part of this version, the value is ignored"),
+    )
+    meta_query_worker_count: int = field(default=4, metadata=_key("kvcm.meta_query.worker_count", _QUERY))
+    meta_query_parallel_threshold: int = field(default=256, metadata=_key("kvcm.meta_query.parallel_threshold", _QUERY))
+    meta_query_chunk_size: int = field(default=128, metadata=_key("kvcm.meta_query.chunk_size", _QUERY))
+
+    cache_reclaimer_key_sampling_size_total: int = field(
+        default=1000, metadata=_key("kvcm.cache_reclaimer.key_sampling_size_total", _RECLAIM)
+    )
+    cache_reclaimer_key_sampling_size_per_task: int = field(
+        default=100, metadata=_key("kvcm.cache_reclaimer.key_sampling_size_per_task", _RECLAIM)
+    )
+    cache_reclaimer_del_batch_size: int = field(default=100, metadata=_key("kvcm.cache_reclaimer.del_batch_size", _RECLAIM))
+    cache_reclaimer_idle_interval_ms: int = field(default=100, metadata=_key("kvcm.cache_reclaimer.idle_interval_ms", _RECLAIM))
+    cache_reclaimer_worker_size: int = field(default=16, metadata=_key("kvcm.cache_reclaimer.worker_size", _RECLAIM))
+    cache_reclaimer_inflight_delete_timeout_ms: int = field(
+        default=60_000, metadata=_key("kvcm.cache_reclaimer.inflight_delete_timeout_ms", _RECLAIM)
+    )
+    cache_reclaimer_pending_location_limit_per_group_type: int = field(
+        default=20_000, metadata=_key("kvcm.cache_reclaimer.pending_location_limit_per_group_type", _RECLAIM)
+    )
+    cache_reclaimer_pending_bytes_limit_per_group_type: int = field(
+        default=1 << 40, metadata=_key("kvcm.cache_reclaimer.pending_bytes_limit_per_group_type", _RECLAIM)
+    )
+    cache_reclaimer_pending_delete_handler_limit: int = field(
+        default=1024, metadata=_key("kvcm.cache_reclaimer.pending_delete_handler_limit", _RECLAIM)
+    )
+    cache_reclaimer_pending_bytes_limit: int = field(default=4 << 40, metadata=_key("kvcm.cache_reclaimer.pending_bytes_limit", _RECLAIM))
+    cache_reclaimer_group_lru_min_sampling_ratio: int = field(
+        default=10, metadata=_key("kvcm.cache_reclaimer.group_lru_min_sampling_ratio", _RECLAIM)
+    )
+    cache_reclaimer_group_lru_max_sampling_size: int = field(
+        default=65_536, metadata=_key("kvcm.cache_reclaimer.group_lru_max_sampling_size", _RECLAIM)
+    )
+    cache_reclaimer_group_lru_max_delete_requests_per_round: int = field(
+        default=128, metadata=_key("kvcm.cache_reclaimer.group_lru_max_delete_requests_per_round", _RECLAIM)
+    )
+
+    cache_gc_enabled: bool = field(default=True, metadata=_key("kvcm.cache_gc.enabled", _GC, False))
+    cache_gc_scan_interval_ms: int = field(default=1000, metadata=_key("kvcm.cache_gc.scan_interval_ms", _GC))
+    cache_gc_round_pause_ms: int = field(default=7_200_000, metadata=_key("kvcm.cache_gc.round_pause_ms", _GC))
+    cache_gc_scan_batch_size: int = field(default=256, metadata=_key("kvcm.cache_gc.scan_batch_size", _GC))
+    cache_gc_orphan_writing_grace_period_ms: int = field(
+        default=86_400_000, metadata=_key("kvcm.cache_gc.orphan_writing_grace_period_ms", _GC)
+    )
+    cache_gc_max_inflight_delete_requests: int = field(default=2, metadata=_key("kvcm.cache_gc.max_inflight_delete_requests", _GC))
+    cache_gc_event_report_cleanup_enabled: bool = field(
+        default=True, metadata=_key("kvcm.cache_gc.event_report_cleanup_enabled", _GC, False)
+    )
+    cache_gc_event_report_action_batch_size: int = field(default=32, metadata=_key("kvcm.cache_gc.event_report_action_batch_size", _GC))
+
+    metrics_reporter_type: str = field(
+        default="local", metadata=_key("kvcm.metrics.reporter_type", "metrics are kept in the process and served at /metrics", "local")
+    )
+    metrics_reporter_config: str = field(
+        default="", metadata=_key("kvcm.metrics.reporter_config", "no metric reporter of this version reads it, the value is ignored", "")
+    )
+    metrics_report_interval_ms: int = field(
+        default=20_000, metadata=_key("kvcm.metrics.report_interval_ms", "metrics are computed when they are read, the value is ignored")
+    )
+    metrics_enable_prometheus: bool = field(default=True, metadata=_key("kvcm.metrics.enable_prometheus"))
+    metrics_prometheus_prefix: str = field(default="kvcm", metadata=_key("kvcm.metrics.prometheus_prefix"))
+    metrics_revisit_interval_buckets: str = field(
+        default="",
+        metadata=_key(
+            "kvcm.metrics.revisit_interval_buckets", "revisit intervals are not measured in this version, the value is ignored", ""
+        ),
+    )
+    event_publishers_configs: str = field(
+        default="",
+        metadata=_key("kvcm.event.event_publishers_configs", "events are not published in this version, the value is ignored", ""),
+    )
+    affinity_enabled: bool = field(
+        default=False, metadata=_key("kvcm.affinity.enabled", "cache affinity is not part of this version and stays off", False)
+    )
+
+    # From the process environment only (wire contract 1.4, "extra process environment").
+    log_to_console: bool = False
+    access_log_with_payload: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSettings:
+    """`warnings` are sentences for the start-up log, in a stable order; nothing has been printed."""
+
+    settings: Settings
+    warnings: tuple[str, ...]
+
+
+def setting_keys() -> tuple[str, ...]:
+    """Every key that a file, `--env` or the environment may set."""
+    return tuple(item.metadata["key"] for item in fields(Settings) if "key" in item.metadata)
+
+
+def load_settings(config_text: str | None, env_pairs: Sequence[str], environ: Mapping[str, str]) -> LoadedSettings:
+    """Merge the sources and check the result.
+
+    `config_text` is the content of the configuration file (None without one), `env_pairs` the `--env` arguments in order. Raises
+    SettingsError with one sentence for the first problem of form, or with all broken constraints at once.
+    """
+    known = setting_keys()
+    file_pairs, warnings = read_file(config_text) if config_text is not None else ({}, [])
+    argument_pairs = read_pairs(env_pairs)
+    for source, pairs in (("the configuration file", file_pairs), ("--env", argument_pairs)):
+        warnings += [f"Unknown key {key!r} in {source} is ignored." for key in pairs if key not in known]
+    given = file_pairs | argument_pairs | read_environ(known, environ)
+
+    values: dict[str, Any] = {}
+    for item in fields(Settings):
+        key = item.metadata.get("key")
+        if key is None or key not in given:
+            continue
+        value = _parse(key, given[key], item.default, warnings)
+        values[item.name] = value
+        if item.metadata["pending"] and value != item.metadata["inert"]:
+            warnings.append(f"{key!r} is accepted but not acted on: {item.metadata['pending']}.")
+    _resolve_coordination(values, warnings)
+    _extra_environment(values, environ, warnings)
+
+    settings = Settings(**values)
+    problems = check_settings(settings, warnings)
+    if problems:
+        raise SettingsError(" ".join(problems))
+    return LoadedSettings(settings, tuple(warnings))
+
+
+def _parse(key: str, text: str, default: object, warnings: list[str]) -> object:
+    if isinstance(default, bool):
+        return parse_bool(key, text, warnings)
+    if isinstance(default, int):
+        return parse_int(key, text, warnings)
+    return text
+
+
+def _resolve_coordination(values: dict[str, Any], warnings: list[str]) -> None:
+    """The legacy alias counts only while the new key is empty."""
+    legacy = values.get("distributed_lock_uri", "")
+    if not legacy:
+        return
+    if values.get("coordination_uri"):
+        warnings.append("'kvcm.distributed_lock.uri' is ignored because 'kvcm.coordination.uri' is set.")
+        return
+    values["coordination_uri"] = legacy
+    warnings.append("'kvcm.distributed_lock.uri' is an old name; use 'kvcm.coordination.uri' instead.")
+
+
+def _extra_environment(values: dict[str, Any], environ: Mapping[str, str], warnings: list[str]) -> None:
+    level = environ.get("KVCM_LOG_LEVEL", "")
+    if level.upper() in _LOG_LEVELS:
+        values["logger_log_level"] = _LOG_LEVELS[level.upper()]
+    elif level:
+        warnings.append("KVCM_LOG_LEVEL must be DEBUG, INFO, WARN or ERROR; it is ignored.")
+    values["log_to_console"] = environ.get("KVCM_LOG_TO_CONSOLE", "") in ("1", "true")
+    values["access_log_with_payload"] = environ.get("KVCM_ACCESS_LOG_WITH_PAYLOAD", "") not in ("0", "false")

@@ -1,0 +1,92 @@
+"""The port to where the registry is kept, and what every implementation promises.
+
+Four tables (`storage`, `instance_group`, `instance`, `account`) of id -> JSON object in the persisted dialect.
+
+Dangers the promises guard against:
+- a half-applied mutation: `apply` is all or nothing; an error other than OutcomeUnknown says that nothing was written;
+- a late write: after OutcomeUnknown, `load` waits for the write in question (or fails), so that what it shows is final;
+- an old leader: the store keeps the highest epoch it has seen and refuses a smaller one (design D6). `apply((), epoch)` only raises it;
+- one bad record: it is reported in `quarantined` and kept as it is until somebody overwrites or removes exactly that id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol
+
+from kvcm.common.errors import InvalidArgument, Unsupported
+
+Table = Literal["storage", "instance_group", "instance", "account"]
+TABLES: Final[tuple[Table, ...]] = ("storage", "account", "instance_group", "instance")
+RESERVED_IDS: Final = frozenset(TABLES)
+# Own records of a store start with this; no entity id may (I-RG-4b).
+OWN_PREFIX: Final = "__kvcm_"
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Put one record, or remove it when `record` is None. Removing what is not there is no error."""
+
+    table: Table
+    id: str
+    record: Record | None
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedRecord:
+    """A record that is stored but not usable. `id` is empty when a whole table cannot be read. `reason` never shows the content."""
+
+    table: str
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrySnapshot:
+    tables: Mapping[Table, Mapping[str, Record]] = field(default_factory=dict)
+    quarantined: tuple[QuarantinedRecord, ...] = ()
+    fence: int = 0
+
+    def get(self, table: Table, record_id: str) -> Record | None:
+        return self.tables.get(table, {}).get(record_id)
+
+
+class RegistryStore(Protocol):
+    """All methods have a deadline of their own and raise StorageError (or a kind of it) when it passes."""
+
+    async def open(self) -> None:
+        """Check at start-up that the store can be used. Raises StoreDamaged or StorageError."""
+        ...
+
+    async def load(self) -> RegistrySnapshot: ...
+
+    async def apply(self, changes: Sequence[Change], fence: int) -> None:
+        """Raises FencedOut, StorageError (nothing written) or OutcomeUnknown (read before repeating)."""
+        ...
+
+    async def close(self) -> None:
+        """Idempotent. Does not lose what was applied."""
+        ...
+
+
+def open_store(uri: str) -> RegistryStore:
+    """The store behind `kvcm.registry_storage.uri`; call its `open()` before use. Raises Unsupported or InvalidArgument."""
+    from kvcm.config.store_local import LocalStore
+    from kvcm.config.store_memory import MemoryStore
+
+    scheme, separator, rest = uri.partition("://")
+    if not uri or uri == "local://":
+        return MemoryStore()
+    if not separator:
+        raise InvalidArgument("The registry URI needs a scheme: use local://<path>, or leave it empty to keep the registry in memory.")
+    if scheme == "local":
+        return LocalStore(rest)
+    if scheme in ("redis", "etcd", "raft"):
+        raise Unsupported(
+            f"A registry in {scheme} is not part of this version: replicated registries come with the issue on leadership and durable "
+            "metadata. Use local://<path>, or leave the URI empty to keep the registry in memory."
+        )
+    raise InvalidArgument("The registry URI has an unknown scheme: use local://<path>, or leave it empty to keep the registry in memory.")
