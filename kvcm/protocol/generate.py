@@ -21,6 +21,8 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+# The compiler's output does not hold to strict typing; its declarations are used as they are.
+MARK = b"# mypy: ignore-errors\n"
 
 
 def proto_files() -> list[Path]:
@@ -34,7 +36,7 @@ def generated_names() -> list[str]:
 def compile_into(out: Path) -> None:
     """Write the modules under `out/kvcm/protocol`. Raises RuntimeError when the compiler refuses a file."""
     try:
-        import grpc_tools
+        import grpc_tools  # type: ignore[import-untyped]
         from grpc_tools import protoc
     except ImportError as missing:
         raise RuntimeError("grpcio-tools is not installed; install the 'dev' extra to regenerate the protocol modules") from missing
@@ -45,6 +47,9 @@ def compile_into(out: Path) -> None:
     )
     if code != 0:
         raise RuntimeError("the protobuf compiler refused a file; its message is above")
+    for name in generated_names():
+        module = out / "kvcm" / "protocol" / name
+        module.write_bytes(MARK + module.read_bytes())
 
 
 def differences(fresh: Path, checked_in: Path) -> list[str]:

@@ -1,0 +1,141 @@
+"""Protobuf bytes of locations and reply headers, written by hand (design D2).
+
+A location is encoded once, when it becomes readable; a reply of the hot RPCs is then `encode_header(...) + b"".join(locations)`. The bytes
+equal what the generated messages serialise to (property tests hold that), at a small part of the price.
+
+Dangers: proto3 leaves default values out, so an empty text or a zero must write nothing at all; the framing tag is one byte only while
+field numbers stay below 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from google.protobuf.message import DecodeError
+
+from kvcm.common.errors import InternalError, InvalidArgument
+from kvcm.protocol import meta_service_pb2 as meta
+
+LocationSpec = tuple[str, str]
+"""(spec name, URI), as in the port; declared again so that clients may import this module without the metadata layer."""
+
+_MAX_CACHED_NAMES = 4096
+_MAX_ONE_BYTE_FIELD = 15
+_WIRE_BYTES = 2
+
+
+def _varint(value: int) -> bytes:
+    """A base-128 varint; negative numbers take ten bytes, as protobuf writes them."""
+    rest = value & 0xFFFF_FFFF_FFFF_FFFF
+    out = bytearray()
+    while rest > 0x7F:
+        out.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    out.append(rest)
+    return bytes(out)
+
+
+# Lengths of all but absurd texts; a look-up costs a tenth of the loop.
+_SMALL = tuple(_varint(value) for value in range(2048))
+_SMALL_COUNT = len(_SMALL)
+
+
+def _length(value: int) -> bytes:
+    return _SMALL[value] if value < _SMALL_COUNT else _varint(value)
+
+
+def _text_field(tag: bytes, text: str) -> bytes:
+    if not text:
+        return b""
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument("a text holds characters that cannot be written as UTF-8") from None
+    return tag + _length(len(raw)) + raw
+
+
+def _varint_field(tag: bytes, value: int) -> bytes:
+    return tag + _varint(value) if value else b""
+
+
+class ProtoLocationEncoder:
+    """The `LocationEncoder` port of `kvcm.meta` on the wire format. One instance per loop; it keeps a bounded cache of spec names."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, bytes] = {}
+        self._single_heads: dict[int, bytes] = {}
+
+    def encode(self, type_code: int, specs: Sequence[LocationSpec]) -> bytes:
+        """One CacheLocation framed as an element of field 2. Raises InvalidArgument for text that is not valid Unicode."""
+        if len(specs) != 1:
+            return self._encode_many(type_code, specs)
+        name, uri = specs[0]
+        head = self._single_heads.get(type_code) or self._single_head(type_code)
+        prefix = self._names.get(name)
+        if prefix is None:
+            prefix = self._name_prefix(name)
+        try:
+            raw = uri.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgument("a location URI holds characters that cannot be written as UTF-8") from None
+        size = len(raw)
+        if not size or size >= _SMALL_COUNT:
+            return self._encode_many(type_code, specs)
+        mark = _SMALL[size]
+        spec_size = len(prefix) + 1 + len(mark) + size
+        spec_mark = _length(spec_size)
+        return b"".join((b"\x12", _length(len(head) + len(spec_mark) + spec_size), head, spec_mark, prefix, b"\x12", mark, raw))
+
+    def decode(self, framed: bytes) -> tuple[int, list[LocationSpec]]:
+        """(storage type, specs) of bytes made by `encode`. Raises InternalError for anything else."""
+        try:
+            locations = meta.GetCacheLocationResponse.FromString(framed).locations
+        except DecodeError:
+            raise InternalError("the stored bytes of a location are damaged") from None
+        if len(locations) != 1:
+            raise InternalError("the stored bytes of a location are damaged")
+        location = locations[0]
+        return location.type, [(spec.name, spec.uri) for spec in location.location_specs]
+
+    def encode_padded(self, spec_names: Iterable[str]) -> bytes:
+        """The entry that stands for a miss (wire contract 4.6): type 0, every registered spec name with an empty URI."""
+        return self.encode(0, [(name, "") for name in spec_names])
+
+    def _encode_many(self, type_code: int, specs: Sequence[LocationSpec]) -> bytes:
+        parts = [_varint_field(b"\x08", type_code), _varint_field(b"\x10", len(specs))]
+        for name, uri in specs:
+            spec = self._name_prefix(name) + _text_field(b"\x12", uri)
+            parts += (b"\x1a", _length(len(spec)), spec)
+        body = b"".join(parts)
+        return b"\x12" + _length(len(body)) + body
+
+    def _name_prefix(self, name: str) -> bytes:
+        known = self._names.get(name)
+        if known is not None:
+            return known
+        prefix = _text_field(b"\x0a", name)
+        if len(self._names) >= _MAX_CACHED_NAMES:
+            self._names.clear()
+        self._names[name] = prefix
+        return prefix
+
+    def _single_head(self, type_code: int) -> bytes:
+        """Type, `spec_size` 1 and the tag of the one spec."""
+        head = _varint_field(b"\x08", type_code) + b"\x10\x01\x1a"
+        if len(self._single_heads) < _MAX_CACHED_NAMES:
+            self._single_heads[type_code] = head
+        return head
+
+
+def reframe(framed: bytes, field_number: int) -> bytes:
+    """The same element under another repeated field, 1 to 15 (StartWriteCacheResponse carries locations as field 4)."""
+    if not 1 <= field_number <= _MAX_ONE_BYTE_FIELD:
+        raise ValueError("only field numbers from 1 to 15 have a one-byte tag")
+    return bytes((field_number << 3 | _WIRE_BYTES,)) + framed[1:]
+
+
+def encode_header(code: int, message: str, request_id: str, tracer_result: str = "") -> bytes:
+    """Field 1 (CommonResponseHeader) of any reply, its status always present. Admin and debug replies have no `tracer_result`."""
+    status = _varint_field(b"\x08", code) + _text_field(b"\x12", message)
+    header = b"\x0a" + _length(len(status)) + status + _text_field(b"\x12", request_id) + _text_field(b"\x1a", tracer_result)
+    return b"\x0a" + _length(len(header)) + header
