@@ -1,0 +1,39 @@
+"""The port to durable block metadata, behind the memory (design D7).
+
+Reads of requests never come here. A mutation calls `apply` with the new content of whole blocks and publishes only what the store accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Mapping
+from typing import Protocol
+
+from kvcm.common.errors import StorageError
+from kvcm.meta.location import Block
+
+
+class MetadataBackend(Protocol):
+    async def open(self) -> None:
+        """Raises StorageError when the store cannot be used."""
+        ...
+
+    async def close(self) -> None: ...
+
+    def load(self) -> AsyncIterator[list[tuple[int, Block]]]:
+        """Every stored block once, in pages, for recovery. An unreadable record is reported by the implementation and left out, never fatal."""
+        ...
+
+    async def apply(self, changes: Mapping[int, Block], fence: int) -> Mapping[int, StorageError]:
+        """Store whole blocks (empty = remove). Returns the keys that failed, with why; those are unchanged in the store.
+
+        Raises StorageError when nothing was stored (fenced off, not reachable) and OutcomeUnknown when nobody can tell: then `read` decides.
+        """
+        ...
+
+    async def read(self, keys: Collection[int]) -> Mapping[int, Block]:
+        """What the store holds for these keys now; absent keys are left out. Raises StorageError."""
+        ...
+
+    async def sync(self, keys: Collection[int]) -> None:
+        """Returns when every accepted change of these keys is durable; raises StorageError otherwise. Physical deletion waits for it."""
+        ...

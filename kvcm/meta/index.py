@@ -1,0 +1,213 @@
+"""The index of one instance: published blocks in memory, a durable store behind them (design D7).
+
+Reads are plain function calls on published state. A mutation is
+
+    hold the keys -> plan (synchronous, pure) -> await the store -> publish
+
+and nothing of it is visible before the last step. If the store cannot say whether it took the change, the index reads the store and publishes what is
+really there: an unknown outcome is resolved, never assumed. A store failure of one key leaves that key as it was and does not touch the others.
+
+Cancelling a mutation half-way would leave memory and store apart, so callers run mutations to their end (CacheManager shields them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvcm.common.errors import KvcmError, NotReady, OutcomeUnknown, StorageError
+from kvcm.meta.access_log import AccessLog
+from kvcm.meta.backend import MetadataBackend
+from kvcm.meta.block_table import BlockTable
+from kvcm.meta.errors import KeyLimitReached, StateChanged
+from kvcm.meta.key_gate import KeyGate
+from kvcm.meta.location import Block, Location
+from kvcm.meta.tiered_map import TIER_CAPACITY
+from kvcm.meta.usage import UsageCounter
+
+Plan = Callable[[int, int, Block], Block | None]
+"""plan(position, key, block as seen now) -> new block, or None to leave it. May raise KvcmError: then this position fails and nothing else."""
+
+PAGE_KEYS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one position of a mutation: `error` None means done (or nothing to do), `changed` that the block is different now."""
+
+    changed: bool
+    error: KvcmError | None = None
+
+
+_UNCHANGED = Outcome(changed=False)
+_CHANGED = Outcome(changed=True)
+
+
+class MetaIndex:
+    def __init__(
+        self,
+        backend: MetadataBackend,
+        *,
+        max_key_count: int,
+        usage: UsageCounter | None = None,
+        tier_capacity: int = TIER_CAPACITY,
+        gate_wait_s: float = 10.0,
+    ) -> None:
+        self._backend = backend
+        self._table = BlockTable(tier_capacity)
+        self._gate = KeyGate(gate_wait_s)
+        self._reserved = 0
+        self._slot_counts: dict[int, int] = {}
+        self.max_key_count = max_key_count
+        self.usage = usage or UsageCounter()
+        self.access = AccessLog()
+
+    # -- reads: published state, no suspension -------------------------------------------------------------------------------------------------
+
+    @property
+    def key_count(self) -> int:
+        return len(self._table)
+
+    def get(self, key: int) -> Block:
+        return self._table.get(key)
+
+    def serving_run(self, keys: Sequence[int], out: list[bytes]) -> int:
+        """Append wire bytes of leading keys that are plainly SERVING (one location, no choice to make); returns how many."""
+        return self._table.serving_run(keys, out)
+
+    def pages(self, size: int = PAGE_KEYS) -> Iterator[list[int]]:
+        """Keys page by page while the index changes (I-MI-7)."""
+        return self._table.pages(size)
+
+    def storage_slots(self) -> Mapping[int, int]:
+        """Storage slot -> number of locations there."""
+        return self._slot_counts
+
+    # -- mutations -----------------------------------------------------------------------------------------------------------------------------
+
+    async def mutate(self, keys: Sequence[int], plan: Plan, fence: int) -> list[Outcome]:
+        """Run one mutation over `keys` in order; one outcome per position (I-MI-2).
+
+        A key that occurs twice sees the effect of its earlier occurrence. New keys over `max_key_count` fail with KeyLimitReached while existing ones
+        stay updatable (I-MI-5). Raises KeysBusy when other mutations hold keys for too long; then nothing was done.
+        """
+        unique = keys if len(keys) == 1 else dict.fromkeys(keys)
+        ticket = await self._gate.acquire(unique)
+        try:
+            changes, outcomes = self._plan_all(keys, plan)
+            if not changes:
+                return outcomes
+            new_keys = sum(1 for key, block in changes.items() if block and key not in self._table)
+            self._reserved += new_keys
+            try:
+                failures = await self._store(changes, fence)
+            finally:
+                self._reserved -= new_keys
+            return self._settle(keys, changes, outcomes, failures)
+        finally:
+            self._gate.release(unique, ticket)
+
+    async def sync(self, keys: Sequence[int]) -> None:
+        """Barrier before physical deletion: raises StorageError unless every accepted change of the keys is durable."""
+        await self._backend.sync(keys)
+
+    async def open(self) -> None:
+        await self._backend.open()
+
+    async def close(self) -> None:
+        await self._backend.close()
+
+    async def recover(self) -> int:
+        """Load every stored block into an empty index and count anew; returns the number of blocks."""
+        async for page in self._backend.load():
+            for key, block in page:
+                self._publish(key, block)
+        return len(self._table)
+
+    # -- inside --------------------------------------------------------------------------------------------------------------------------------
+
+    def _plan_all(self, keys: Sequence[int], plan: Plan) -> tuple[dict[int, Block], list[Outcome]]:
+        changes: dict[int, Block] = {}
+        outcomes: list[Outcome] = []
+        room = self.max_key_count - len(self._table) - self._reserved
+        get = self._table.get
+        for position, key in enumerate(keys):
+            planned = changes.get(key)
+            seen = get(key) if planned is None else planned
+            try:
+                wanted = plan(position, key, seen)
+            except KvcmError as error:
+                outcomes.append(Outcome(changed=False, error=error))
+                continue
+            if wanted is None or wanted == seen:
+                outcomes.append(_UNCHANGED)
+                continue
+            if wanted and not seen and planned is None:
+                if room <= 0:
+                    outcomes.append(Outcome(False, KeyLimitReached(f"the index is full: it holds its limit of {self.max_key_count} blocks")))
+                    continue
+                room -= 1
+            changes[key] = wanted
+            outcomes.append(_CHANGED)
+        return changes, outcomes
+
+    async def _store(self, changes: dict[int, Block], fence: int) -> Mapping[int, KvcmError]:
+        """Give the changes to the store; returns failed keys. After an unknown outcome `changes` holds what the store really has."""
+        try:
+            return await self._backend.apply(changes, fence)
+        except OutcomeUnknown as unknown:
+            return await self._resolve(changes, unknown)
+        except StorageError as error:
+            return dict.fromkeys(changes, error)
+
+    async def _resolve(self, changes: dict[int, Block], unknown: OutcomeUnknown) -> Mapping[int, KvcmError]:
+        try:
+            actual = await self._backend.read(list(changes))
+        except StorageError as error:
+            # Memory keeps the last known state. A later mutation of these keys writes whole blocks, so store and memory meet again.
+            failure = NotReady("the metadata store did not say whether it took the change and could not be read back; repeat the call later")
+            failure.__cause__ = error
+            return dict.fromkeys(changes, failure)
+        failures: dict[int, KvcmError] = {}
+        for key, wanted in list(changes.items()):
+            stored = actual.get(key, ())
+            if stored == wanted:
+                continue
+            failures[key] = unknown if stored == self._table.get(key) else StateChanged("the stored block is neither the old nor the new one")
+            if stored != self._table.get(key):
+                self._publish(key, stored)
+        return failures
+
+    def _settle(self, keys: Sequence[int], changes: Mapping[int, Block], outcomes: list[Outcome], failures: Mapping[int, KvcmError]) -> list[Outcome]:
+        for key, block in changes.items():
+            if key not in failures:
+                self._publish(key, block)
+        if not failures:
+            return outcomes
+        return [
+            Outcome(False, failures[key]) if outcome.changed and key in failures else outcome for key, outcome in zip(keys, outcomes, strict=True)
+        ]
+
+    def _publish(self, key: int, block: Block) -> None:
+        before = self._table.get(key)
+        self._table.put(key, block)
+        if not before:
+            self.usage.add_keys(1)
+        if not block:
+            self.usage.add_keys(-1)
+            self.access.forget(key)
+        if len(before) == len(block) == 1 and before[0].header[1:] == block[0].header[1:]:
+            return  # only the state changed: no byte came or went
+        for location in before:
+            self._count(location, -1)
+        for location in block:
+            self._count(location, 1)
+
+    def _count(self, location: Location, sign: int) -> None:
+        self.usage.add_bytes(location.type_code, sign * location.size)
+        slot = location.storage_slot
+        count = self._slot_counts.get(slot, 0) + sign
+        if count:
+            self._slot_counts[slot] = count
+        else:
+            self._slot_counts.pop(slot, None)

@@ -1,0 +1,75 @@
+"""Keys in flight: at most one mutation at a time per block key (design D7).
+
+A mutation holds all its keys from planning to publishing. Whoever needs one of them waits for the holder, then looks again; all keys are taken at
+once, so two mutations can never hold half of what the other needs. Waiting is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+
+from kvcm.meta.errors import KeysBusy
+
+DEFAULT_WAIT_S = 10.0
+
+
+class _Ticket:
+    __slots__ = ("_done",)
+
+    def __init__(self) -> None:
+        self._done: asyncio.Event | None = None
+
+    async def wait(self) -> None:
+        if self._done is None:
+            self._done = asyncio.Event()
+        await self._done.wait()
+
+    def release(self) -> None:
+        if self._done is not None:
+            self._done.set()
+
+
+class KeyGate:
+    def __init__(self, wait_s: float = DEFAULT_WAIT_S) -> None:
+        self._held: dict[int, _Ticket] = {}
+        self._wait_s = wait_s
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def is_held(self, key: int) -> bool:
+        return key in self._held
+
+    @asynccontextmanager
+    async def hold(self, keys: Collection[int]) -> AsyncIterator[None]:
+        """Hold all `keys`; raises KeysBusy when they do not become free in time, holding nothing."""
+        ticket = await self.acquire(keys)
+        try:
+            yield
+        finally:
+            self.release(keys, ticket)
+
+    async def acquire(self, keys: Collection[int]) -> _Ticket:
+        if not self._held.keys().isdisjoint(keys):
+            try:
+                async with asyncio.timeout(self._wait_s):
+                    await self._wait_until_free(keys)
+            except TimeoutError:
+                raise KeysBusy("other writes of the same blocks did not finish in time; repeat the call") from None
+        ticket = _Ticket()
+        self._held.update(dict.fromkeys(keys, ticket))
+        return ticket
+
+    def release(self, keys: Collection[int], ticket: _Ticket) -> None:
+        for key in keys:
+            del self._held[key]
+        ticket.release()
+
+    async def _wait_until_free(self, keys: Collection[int]) -> None:
+        while True:
+            holder = next((self._held[key] for key in keys if key in self._held), None)
+            if holder is None:
+                return
+            await holder.wait()

@@ -1,0 +1,199 @@
+"""The life of a location: one copy of one block in one storage (design D4, behaviour section 10).
+
+    absent --begin_write--> WRITING --promote--> SERVING
+                               |                    |
+                               +------condemn-------+---> DELETING --bury(proof)--> absent
+
+The four functions of this module are the only code that changes a location's state. Everything else is an error: no way out of DELETING except
+removal, no removal without proof that the bytes are gone, no promotion of anything but WRITING. A location is an immutable value, so "compare and
+set" is: the stored value equals the one the caller decided on.
+
+A location is two byte strings: `header` (fixed layout, what the manager needs) and `wire` (the framed CacheLocation that replies join, design D2).
+Both are types that the garbage collector does not track (design D3).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from kvcm.data_storage.port import Truth
+from kvcm.meta.errors import IllegalTransition
+
+# status, storage type, storage slot, flags, create time, bytes, id, previous key, checksum. 45 bytes: with the bytes object's own 33 this stays
+# inside the allocator's 80-byte class.
+_HEADER = struct.Struct("<BBHBQQ8sqq")
+HEADER_BYTES = _HEADER.size
+_FLAG_HAS_PREVIOUS = 1
+_TAIL = slice(1, None)
+
+
+class Status(IntEnum):
+    """Numbers of the wire enum CacheLocationStatus."""
+
+    NOT_FOUND = 0
+    NEW = 1
+    WRITING = 2
+    SERVING = 3
+    DELETING = 4
+
+
+_WRITING = bytes([Status.WRITING])
+_SERVING = bytes([Status.SERVING])
+_DELETING = bytes([Status.DELETING])
+
+
+class LocationFields(NamedTuple):
+    """The header in readable form. Times in microseconds since the epoch, size in bytes, checksum 0 = none."""
+
+    status: Status
+    type_code: int
+    storage_slot: int
+    create_time_us: int
+    size: int
+    location_id: str
+    previous_key: int | None
+    checksum: int
+
+
+class Location(NamedTuple):
+    header: bytes
+    wire: bytes
+
+    @property
+    def status(self) -> Status:
+        return Status(self.header[0])
+
+    @property
+    def type_code(self) -> int:
+        return self.header[1]
+
+    @property
+    def storage_slot(self) -> int:
+        return self.header[2] | self.header[3] << 8
+
+    @property
+    def size(self) -> int:
+        return int.from_bytes(self.header[13:21], "little")
+
+    @property
+    def location_id(self) -> str:
+        return self.header[21:29].rstrip(b"\0").decode("ascii")
+
+    @property
+    def create_time_us(self) -> int:
+        return int.from_bytes(self.header[5:13], "little")
+
+    @property
+    def checksum(self) -> int:
+        return int.from_bytes(self.header[37:45], "little", signed=True)
+
+    def fields(self) -> LocationFields:
+        status, type_code, slot, flags, created, size, raw_id, previous, checksum = _HEADER.unpack(self.header)
+        return LocationFields(
+            status=Status(status),
+            type_code=type_code,
+            storage_slot=slot,
+            create_time_us=created,
+            size=size,
+            location_id=raw_id.rstrip(b"\0").decode("ascii"),
+            previous_key=previous if flags & _FLAG_HAS_PREVIOUS else None,
+            checksum=checksum,
+        )
+
+
+Block = tuple[Location, ...]
+"""All locations of one block key. A block exists exactly while it has at least one location (I-MS-6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbsenceProof:
+    """Evidence that no byte of a location is left. Only `prove_absence` makes one."""
+
+    location_id: str
+
+
+def prove_absence(location: Location, truths: Iterable[Truth]) -> AbsenceProof | None:
+    """A proof when the storage said ABSENT for every spec of the location, else None ("keep and ask again")."""
+    seen = list(truths)
+    if not seen or any(truth is not Truth.ABSENT for truth in seen):
+        return None
+    return AbsenceProof(location.location_id)
+
+
+def begin_write(
+    *,
+    type_code: int,
+    storage_slot: int,
+    create_time_us: int,
+    size: int,
+    location_id: str,
+    previous_key: int | None,
+    wire: bytes,
+) -> Location:
+    """absent -> WRITING. `create_time_us` is set here and never again (I-LOC-7)."""
+    flags = 0 if previous_key is None else _FLAG_HAS_PREVIOUS
+    header = _HEADER.pack(Status.WRITING, type_code, storage_slot, flags, create_time_us, size, location_id.encode("ascii"), previous_key or 0, 0)
+    return Location(header, wire)
+
+
+def promote(location: Location, checksum: int = 0) -> Location:
+    """WRITING -> SERVING, by a finish that named the block successful (I-LOC-2). `checksum`: signed 64 bit, 0 = none."""
+    header, wire = location
+    if header[0] != Status.WRITING:
+        raise IllegalTransition(f"a location in state {location.status.name} cannot become SERVING")
+    if checksum:
+        return Location(_SERVING + header[1:37] + checksum.to_bytes(8, "little", signed=True), wire)
+    return Location(_SERVING + header[_TAIL], wire)
+
+
+def condemn(location: Location) -> Location:
+    """WRITING or SERVING -> DELETING. From here on no reply contains it and nothing brings it back."""
+    header, wire = location
+    if header[0] not in (Status.WRITING, Status.SERVING):
+        raise IllegalTransition(f"a location in state {location.status.name} cannot become DELETING")
+    return Location(_DELETING + header[_TAIL], wire)
+
+
+def bury(block: Block, location: Location, proof: AbsenceProof) -> Block:
+    """DELETING -> absent, with proof. Returns the block without the location (empty: the block is gone)."""
+    if location.header[0] != Status.DELETING:
+        raise IllegalTransition(f"a location in state {location.status.name} cannot be removed")
+    if proof.location_id != location.location_id:
+        raise IllegalTransition("the proof of absence belongs to another location")
+    return without(block, location)
+
+
+def replace(block: Block, old: Location, new: Location) -> Block | None:
+    """The block with `old` exchanged for `new`; None if `old` is not there as given (compare-and-set lost).
+
+    old == new is refused: such a "change" would let two callers win (I-MS-4).
+    """
+    if old == new:
+        raise IllegalTransition("a compare-and-set needs two different states")
+    if old not in block:
+        return None
+    return tuple(new if location == old else location for location in block)
+
+
+def without(block: Block, location: Location) -> Block:
+    return tuple(other for other in block if other != location)
+
+
+def restore(fields: LocationFields, wire: bytes) -> Location:
+    """A location read back from a store, in the state it was stored in. Not a transition."""
+    header = _HEADER.pack(
+        fields.status,
+        fields.type_code,
+        fields.storage_slot,
+        0 if fields.previous_key is None else _FLAG_HAS_PREVIOUS,
+        fields.create_time_us,
+        fields.size,
+        fields.location_id.encode("ascii"),
+        fields.previous_key or 0,
+        fields.checksum,
+    )
+    return Location(header, wire)
