@@ -21,24 +21,28 @@ _NOT_JSON = "The registry file is not a JSON object; restore it from a backup or
 
 
 class RegistryFile:
-    """One parsed file. `apply` changes it in place; `text` is what to write."""
+    """One parsed file. `apply` changes it in place; `data` is what to write."""
 
     def __init__(self, raw: dict[str, object]) -> None:
         self._raw = raw
 
     @classmethod
-    def parse(cls, text: str) -> RegistryFile:
-        """Raises StoreDamaged when the text is not a JSON object at its top level."""
+    def parse(cls, data: bytes) -> RegistryFile:
+        """Raises StoreDamaged when the data is not a JSON object at its top level. Bytes that are not UTF-8 survive inside values."""
         try:
-            raw = json.loads(text)
+            raw = json.loads(data.decode("utf-8", errors="surrogateescape"))
         except (ValueError, RecursionError):
             raise StoreDamaged(_NOT_JSON) from None
         if not isinstance(raw, dict):
             raise StoreDamaged(_NOT_JSON)
         return cls(raw)
 
-    def text(self) -> str:
-        return json.dumps(self._raw, ensure_ascii=False, indent=1, sort_keys=True)
+    def data(self) -> bytes:
+        try:
+            return json.dumps(self._raw, ensure_ascii=False, indent=1).encode("utf-8", errors="surrogateescape")
+        except UnicodeEncodeError:
+            # An escaped half character in a damaged value: it can only be written escaped again.
+            return json.dumps(self._raw, indent=1).encode("ascii")
 
     @property
     def fence(self) -> int:

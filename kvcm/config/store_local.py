@@ -1,11 +1,11 @@
 """A registry in one local file (`local://<path>`).
 
-Job: durable, atomic changes. A change is written to a temporary file, synced, renamed over the old one, and the folder is synced; a crash at
-any point leaves the old or the new content, never a mixture.
+Job: durable, atomic changes. A change is written to a temporary file, synced, renamed over the old one, and the folder is synced; a
+crash at any point leaves the old or the new content, never a mixture.
 
-Dangers: file I/O can hang (a network mount), so it runs in one thread of its own with a deadline; that one thread also orders a `load` behind
-a write that timed out. Two processes may point at the same file: a lock file makes read-check-write one step, and the fence in the file
-refuses the older leader.
+Dangers: file I/O can hang (a network mount), so it runs in one thread of its own with a deadline; that one thread also orders a `load`
+behind a write that timed out. Two processes may point at the same file: a lock file makes read-check-write one step, and the fence in the
+file refuses the older leader.
 """
 
 from __future__ import annotations
@@ -109,10 +109,7 @@ class LocalStore:
             return RegistryFile({})
         if len(content) > MAX_FILE_BYTES:
             raise StoreDamaged(f"The registry file is larger than {MAX_FILE_BYTES} bytes.")
-        try:
-            return RegistryFile.parse(content.decode("utf-8", errors="surrogateescape"))
-        except RecursionError:
-            raise StoreDamaged("The registry file is nested too deeply.") from None
+        return RegistryFile.parse(content)
 
     def _write(self, changes: tuple[Change, ...], fence: int, given_up: threading.Event) -> None:
         with self._locked():
@@ -124,7 +121,7 @@ class LocalStore:
                 return
             content.set_fence(fence)
             content.apply(changes)
-            data = content.text().encode("utf-8", errors="surrogateescape")
+            data = content.data()
             if len(data) > MAX_FILE_BYTES:
                 raise StorageError(f"The registry would grow beyond {MAX_FILE_BYTES} bytes; remove entries that are not needed.")
             if given_up.is_set():
@@ -166,7 +163,8 @@ class LocalStore:
         """Read-check-write as one step among processes. The lock goes with the descriptor, so a killed process leaves none behind."""
         descriptor = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            attempts = max(1, int(self._deadline_s / _LOCK_RETRY_S))
+            # Half the deadline: a lock that is not obtained must be reported as "nothing written", not as a time-out.
+            attempts = max(1, int(self._deadline_s / 2 / _LOCK_RETRY_S))
             for attempt in range(attempts):
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""A registry that lives as long as the process. It survives a loss of leadership, because the registry's own memory is dropped then, not this.
+"""A registry that lives as long as the process. A loss of leadership drops the registry's own memory, not this.
 
 Danger: records must not be shared with the caller, or a later change of a nested value would reach the store without an `apply`.
 """

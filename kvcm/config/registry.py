@@ -1,0 +1,239 @@
+"""The registry: which storages, instance groups and instances exist (behaviour 15; wire contract 4.4, 5.2-5.4).
+
+Job: the one object that the manager and the services ask and tell. Reads are plain look-ups in published memory; mutations run one at a
+time and reach the store before they are visible (see registry_core).
+
+Life: `recover(epoch)` when leadership is won, `apply_startup` after it, `cleanup()` when leadership is lost; then again. Dangers: recovery
+must come through with a damaged record or a storage that cannot be opened (both are quarantined and listed), and the startup configuration
+must never reset something that an administrator has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from kvcm.common.clock import Clock
+from kvcm.common.errors import InvalidArgument, KvcmError, StorageError
+from kvcm.config.model import Instance, InstanceGroup
+from kvcm.config.persisted import group_from_dict, instance_from_dict, storage_from_dict
+from kvcm.config.registry_core import RegistryCore, RegistryEvent, RegistryEventKind, Tables
+from kvcm.config.registry_entities import GroupRegistry, InstanceRegistry
+from kvcm.config.registry_storages import StorageRegistry, Storages
+from kvcm.config.store import QuarantinedRecord, RegistrySnapshot, RegistryStore
+from kvcm.data_storage.model import Storage
+
+_OPEN_AT_ONCE = 8
+_log = logging.getLogger("kvcm.config.registry")
+
+
+class Registry:
+    """`enforce_references=False` gives upstream's lax removal (what is referenced may go)."""
+
+    def __init__(self, store: RegistryStore, storages: Storages, clock: Clock, enforce_references: bool = True) -> None:
+        self._core = RegistryCore(store)
+        self._opened = storages
+        self._clock = clock
+        self._storages = StorageRegistry(self._core, storages, enforce_references)
+        self._groups = GroupRegistry(self._core, enforce_references)
+        self._instances = InstanceRegistry(self._core)
+        self._startup_applied = False
+        self.recovered_at_us: int | None = None
+
+    # Storages
+
+    async def add_storage(self, storage: Storage) -> None:
+        """Raises InvalidArgument, DuplicateEntity, StorageError (cannot be opened or stored; then nothing has changed)."""
+        await self._core.mutate(lambda: self._storages.add(storage))
+
+    async def update_storage(self, storage: Storage, force: bool = False) -> None:
+        """Replace the configuration; whether it is enabled stays. Changing the type is InvalidArgument, moving a referenced one InUse."""
+        await self._core.mutate(lambda: self._storages.update(storage, force))
+
+    async def remove_storage(self, name: str, force: bool = False) -> None:
+        """Raises NotFound, InUse. Removes a damaged record of that name too."""
+        await self._core.mutate(lambda: self._storages.remove(name, force))
+
+    async def set_storage_enabled(self, name: str, enabled: bool) -> None:
+        """Raises NotFound. Survives fail-over."""
+        await self._core.mutate(lambda: self._storages.set_enabled(name, enabled))
+
+    def get_storage(self, name: str) -> Storage | None:
+        return self._core.tables.storages.get(name)
+
+    def list_storages(self) -> list[Storage]:
+        return list(self._core.tables.storages.values())
+
+    # Instance groups
+
+    async def create_group(self, group: InstanceGroup) -> None:
+        """Raises InvalidArgument, DuplicateEntity (also for an identical group)."""
+        await self._core.mutate(lambda: self._groups.create(group))
+
+    async def update_group(self, group: InstanceGroup, current_version: int) -> None:
+        """Raises InvalidArgument, NotFound, VersionConflict."""
+        await self._core.mutate(lambda: self._groups.update(group, current_version))
+
+    async def remove_group(self, name: str, force: bool = False) -> None:
+        """Raises NotFound, InUse."""
+        await self._core.mutate(lambda: self._groups.remove(name, force))
+
+    def get_group(self, name: str) -> InstanceGroup | None:
+        return self._core.tables.groups.get(name)
+
+    def list_groups(self) -> list[InstanceGroup]:
+        return list(self._core.tables.groups.values())
+
+    # Instances
+
+    async def register_instance(self, instance: Instance) -> bool:
+        """True when it is new, False when the same one was registered before.
+
+        Raises InvalidArgument, DuplicateEntity (other configuration), InstanceNotExist (unknown group), CapacityReached.
+        """
+        if self.is_open and self._instances.is_registered(instance):
+            # Engines repeat this at every start: answered from memory, never behind a slow store.
+            return False
+        return await self._core.mutate(lambda: self._instances.register(instance))
+
+    async def remove_instance(self, instance_id: str) -> None:
+        """Raises InstanceNotExist."""
+        await self._core.mutate(lambda: self._instances.remove(instance_id))
+
+    def get_instance(self, instance_id: str) -> Instance | None:
+        return self._core.tables.instances.get(instance_id)
+
+    def list_instances(self, group_name: str | None = None) -> list[Instance]:
+        """All instances, or those of one group; an unknown group has none."""
+        return [item for item in self._core.tables.instances.values() if group_name is None or item.instance_group_name == group_name]
+
+    # Life
+
+    def on_change(self, callback: Callable[[RegistryEvent], None]) -> None:
+        """`callback` is called after a change is stored and published, on the loop, and must not block."""
+        self._core.on_change(callback)
+
+    def quarantined(self) -> list[QuarantinedRecord]:
+        """Stored records that are not usable, with the reason. An overwrite or removal of the id ends it."""
+        return list(self._core.tables.quarantined.values())
+
+    @property
+    def is_open(self) -> bool:
+        return self._core.fence is not None
+
+    async def recover(self, fence: int) -> None:
+        """Raise the store's fence to this epoch, then rebuild memory from the store and open the storages.
+
+        Raises FencedOut or StorageError; then the registry stays closed. A second call without `cleanup` does the same again (I-RG-6).
+        """
+        await self._core.exclusive(lambda: self._recover(fence))
+
+    async def cleanup(self) -> None:
+        """Drop memory and close the storages. Waits for the mutation under way. Idempotent."""
+        await self._core.exclusive(self._cleanup)
+
+    async def apply_startup(self, storage: Storage | None, group: InstanceGroup | None) -> None:
+        """Add what does not exist yet; once per process, repeated at the next leadership after a failure (behaviour 15.3, 27)."""
+        await self._core.mutate(lambda: self._apply_startup(storage, group))
+
+    async def _apply_startup(self, storage: Storage | None, group: InstanceGroup | None) -> None:
+        if self._startup_applied:
+            return
+        if storage is not None and not self._taken("storage", storage.name):
+            await self._storages.add(storage)
+        if group is not None and not self._taken("instance_group", group.name):
+            await self._groups.create(group)
+        self._startup_applied = True
+
+    def _taken(self, table: str, name: str) -> bool:
+        """Stored, even if damaged: a whole table that cannot be read may hold any name."""
+        tables = self._core.tables
+        known = tables.storages if table == "storage" else tables.groups
+        return name in known or (table, name) in tables.quarantined or (table, "") in tables.quarantined
+
+    async def _recover(self, fence: int) -> None:
+        await self._cleanup()
+        store = self._core.store
+        # Before the scan: after this, nothing that an old leader still writes can land (design D6).
+        await store.apply((), fence)
+        snapshot = await store.load()
+        tables = _parse(snapshot)
+        limit = asyncio.Semaphore(_OPEN_AT_ONCE)
+        outcomes = await asyncio.gather(*(self._open(storage, tables, limit) for storage in tables.storages.values()), return_exceptions=True)
+        self._core.tables = tables
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                await self._cleanup()
+                raise outcome
+        self._core.fence = fence
+        self.recovered_at_us = self._clock.wall_us()
+        for item in tables.quarantined.values():
+            _log.error("stored record %s %r is quarantined: %s", item.table, item.id, item.reason)
+        self._core.emit(RegistryEventKind.RECOVERED)
+
+    async def _open(self, storage: Storage, tables: Tables, limit: asyncio.Semaphore) -> None:
+        async with limit:
+            try:
+                await self._opened.add(storage)
+            except KvcmError as error:
+                reason = f"it cannot be opened: {error.message}"
+                tables.quarantined["storage", storage.name] = QuarantinedRecord("storage", storage.name, reason)
+                await self._opened.add_quarantined(storage, error.message)
+                return
+            if not storage.enabled:
+                self._opened.set_enabled(storage.name, False)
+
+    async def _cleanup(self) -> None:
+        was_open = self._core.fence is not None
+        self._core.fence = None
+        self._core.forget_doubt()
+        names = list(self._core.tables.storages)
+        self._core.tables = Tables()
+        for name in names:
+            try:
+                await self._opened.remove(name)
+            except StorageError as error:
+                _log.warning("closing storage %s failed: %s", name, error.message)
+        if was_open:
+            self._core.emit(RegistryEventKind.CLEANED_UP)
+
+
+def _parse(snapshot: RegistrySnapshot) -> Tables:
+    """Order storage -> group -> instance; accounts stay in the store untouched. Never raises for a bad record."""
+    tables = Tables(quarantined={(item.table, item.id): item for item in snapshot.quarantined})
+
+    def refuse(table: str, record_id: str, reason: str) -> None:
+        tables.quarantined[table, record_id] = QuarantinedRecord(table, record_id, reason)
+
+    for record_id, record in snapshot.tables.get("storage", {}).items():
+        try:
+            storage = storage_from_dict(record)
+        except InvalidArgument as error:
+            refuse("storage", record_id, error.message)
+            continue
+        if storage.name != record_id:
+            refuse("storage", record_id, "its name differs from the key it is stored under")
+            continue
+        tables.storages[record_id] = storage
+    for record_id, record in snapshot.tables.get("instance_group", {}).items():
+        try:
+            group = group_from_dict(record)
+        except InvalidArgument as error:
+            refuse("instance_group", record_id, error.message)
+            continue
+        if group.name != record_id:
+            refuse("instance_group", record_id, "its name differs from the key it is stored under")
+            continue
+        tables.groups[record_id] = group
+    for record_id, record in snapshot.tables.get("instance", {}).items():
+        try:
+            instance = instance_from_dict(record)
+        except InvalidArgument as error:
+            refuse("instance", record_id, error.message)
+            continue
+        if instance.instance_id != record_id:
+            refuse("instance", record_id, "its id differs from the key it is stored under")
+            continue
+        tables.instances[record_id] = instance
+    return tables

@@ -1,0 +1,138 @@
+"""What the registry accepts: names, groups, instances, moves of storages. Pure functions; all problems of one entity in one sentence list.
+
+Dangers: ids become store keys, URI parts and file names, so what could collide with a reserved key (I-RG-4b) or change the meaning of a URI
+is refused here, once, for every way in. Requirements that only the admin API has (wire contract 5.3) stay in the service.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from kvcm.common.errors import InvalidArgument
+from kvcm.config.model import CachePreferStrategy, Instance, InstanceGroup
+from kvcm.config.settings_source import parse_buckets
+from kvcm.config.store import OWN_PREFIX, RESERVED_IDS
+from kvcm.data_storage.model import (
+    DummySpec,
+    EventReportSpec,
+    Hf3fsSpec,
+    MooncakeSpec,
+    NfsSpec,
+    Storage,
+    StorageSpec,
+    StorageType,
+    TairMemPoolSpec,
+    VcnsHf3fsSpec,
+)
+
+MAX_ID_CHARS = 256
+MAX_CANDIDATES = 256
+# Parts of a path (instance ids, spec names) and the host of a URI (storage names).
+_PATH_SPECIAL = "/?#&"
+_HOST_SPECIAL = "/?#&@:"
+
+
+def name_problem(text: str, special: str = "") -> str:
+    """Why a text cannot be an id, or "". `special`: characters that would change the meaning of a URI that it becomes a part of."""
+    if not text:
+        return "must not be empty"
+    if len(text) > MAX_ID_CHARS:
+        return f"must have at most {MAX_ID_CHARS} characters"
+    if not text.isprintable() and any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 or 0xD800 <= ord(char) < 0xE000 for char in text):
+        return "must not contain control characters"
+    if text != text.strip():
+        return "must not begin or end with blanks"
+    if not set(special).isdisjoint(text):
+        return f"must not contain any of {' '.join(special)}"
+    if special and text in (".", ".."):
+        return "must not be . or .., which mean folders"
+    if text.startswith(OWN_PREFIX):
+        return f"must not begin with {OWN_PREFIX}, which is reserved"
+    return ""
+
+
+def check_storage(storage: Storage) -> None:
+    """Raises InvalidArgument."""
+    problem = name_problem(storage.name, _HOST_SPECIAL)
+    if problem:
+        raise InvalidArgument(f"The name of a storage {problem}.")
+    if storage.type is StorageType.UNSPECIFIED:
+        raise InvalidArgument(f"Storage {storage.name!r} has no type.")
+
+
+def check_group(group: InstanceGroup) -> None:
+    """Raises InvalidArgument naming every problem. Candidate storages need not exist (wire contract 5.3)."""
+    problem = name_problem(group.name)
+    if problem:
+        raise InvalidArgument(f"The name of an instance group {problem}.")
+    problems = []
+    if not group.storage_candidates:
+        problems.append("storage_candidates must not be empty")
+    candidates = (*group.storage_candidates, *group.event_report_storage_candidates)
+    if len(candidates) > MAX_CANDIDATES:
+        problems.append(f"at most {MAX_CANDIDATES} storages may be named")
+    if any(name_problem(name, _HOST_SPECIAL) for name in candidates[:MAX_CANDIDATES]):
+        problems.append("a storage name in storage_candidates is not valid")
+    if not group.global_quota_group_name:
+        problems.append("global_quota_group_name must not be empty")
+    if group.max_instance_count < 0:
+        problems.append("max_instance_count must not be negative (0 means unlimited)")
+    config = group.cache_config
+    if config.data_storage_strategy is CachePreferStrategy.UNSPECIFIED:
+        problems.append("data_storage_strategy must be set")
+    if not config.meta_indexer.backend.storage_type:
+        problems.append("the storage_type of meta_storage_backend_config must not be empty")
+    used = config.reclaim_strategy.trigger_strategy.used_percentage
+    if not math.isfinite(used) or not math.isfinite(config.meta_indexer.cache_policy.high_pri_pool_ratio):
+        problems.append("ratios must be finite numbers")
+    try:
+        parse_buckets(group.revisit_interval_buckets)
+    except ValueError as error:
+        problems.append(f"revisit_interval_buckets {error}")
+    if problems:
+        raise InvalidArgument(f"Instance group {group.name!r}: {'; '.join(problems)}.")
+
+
+def check_instance(instance: Instance) -> None:
+    """Raises InvalidArgument naming every problem."""
+    problem = name_problem(instance.instance_id, _PATH_SPECIAL)
+    if not problem and instance.instance_id in RESERVED_IDS:
+        problem = "must not be one of the reserved words " + ", ".join(sorted(RESERVED_IDS))
+    if problem:
+        raise InvalidArgument(f"The instance_id {problem}.")
+    problems = []
+    if not instance.instance_group_name:
+        problems.append("instance_group must not be empty")
+    if instance.block_size <= 0:
+        problems.append("block_size must be positive")
+    if not instance.location_spec_infos:
+        problems.append("location_spec_infos must not be empty")
+    for info in instance.location_spec_infos:
+        spec_problem = name_problem(info.name, _PATH_SPECIAL)
+        if spec_problem:
+            problems.append(f"a name in location_spec_infos {spec_problem}")
+            break
+    if not instance.model_deployment.model_name or not instance.model_deployment.dtype:
+        problems.append("model_deployment needs model_name and dtype")
+    if problems:
+        raise InvalidArgument(f"Instance {instance.instance_id!r}: {'; '.join(problems)}.")
+
+
+def moves(old: StorageSpec, new: StorageSpec) -> bool:
+    """Would this change make stored locations point somewhere else? Tuning values do not."""
+    return _place(old) != _place(new)
+
+
+def _place(spec: StorageSpec) -> StorageSpec:
+    match spec:
+        case NfsSpec() | DummySpec():
+            return replace(spec, key_count_per_file=1)
+        case Hf3fsSpec() | VcnsHf3fsSpec():
+            return replace(spec, key_count_per_file=1, touch_file_when_create=False)
+        case MooncakeSpec():
+            return replace(spec, protocol="", rdma_device="", local_hostname="")
+        case TairMemPoolSpec():
+            return replace(spec, timeout=0)
+        case EventReportSpec():
+            return EventReportSpec()
