@@ -26,6 +26,8 @@ from kvcm.data_storage.model import (
 
 # Names that older releases wrote for a kind.
 _OLD_TYPE_NAMES = {"vineyard": StorageType.EVENT_REPORT_L1P5}
+# What a pool of kind `pace_ssd` consists of (wire contract 2.1).
+_SSD_MEDIA_TYPE = 5
 # Spec keys that a record carries and clients do not get.
 _RECORD_ONLY_KEYS = frozenset({"touch_file_when_create", "media_type"})
 
@@ -125,12 +127,16 @@ def _mooncake(spec: Fields) -> StorageSpec:
     )
 
 
-def _pace(spec: Fields) -> StorageSpec:
+def _pace(spec: Fields, usual_media_type: int = 0) -> StorageSpec:
     url = spec.text("service_discovery_url")
     # Records of early-2026 releases name a vipserver domain instead (wire contract 7.1).
     if not url and spec.boolean("enable_vipserver"):
         url = f"vipserver://{spec.text('vipserver_domain')}"
-    return TairMemPoolSpec(spec.text("domain"), spec.int32("timeout"), url, spec.int32("media_type"))
+    return TairMemPoolSpec(spec.text("domain"), spec.int32("timeout"), url, spec.int32("media_type", usual_media_type))
+
+
+def _pace_ssd(spec: Fields) -> StorageSpec:
+    return _pace(spec, _SSD_MEDIA_TYPE)
 
 
 def _event_report(spec: Fields) -> StorageSpec:
@@ -148,7 +154,7 @@ _SPEC_READERS: dict[StorageType, Callable[[Fields], StorageSpec]] = {
     StorageType.HF3FS: _hf3fs,
     StorageType.MOONCAKE: _mooncake,
     StorageType.TAIR_MEMPOOL: _pace,
-    StorageType.TAIR_MEMPOOL_SSD: _pace,
+    StorageType.TAIR_MEMPOOL_SSD: _pace_ssd,
     StorageType.NFS: _nfs,
     StorageType.VCNS_HF3FS: _vcns,
     StorageType.DUMMY: _dummy,
