@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 
 from kvcm.common.clock import Clock
-from kvcm.common.errors import InvalidArgument, KvcmError, StorageError
+from kvcm.common.errors import InvalidArgument, KvcmError
 from kvcm.config.model import Instance, InstanceGroup
 from kvcm.config.persisted import group_from_dict, instance_from_dict, storage_from_dict
 from kvcm.config.registry_core import RegistryCore, RegistryEvent, RegistryEventKind, Tables
@@ -118,6 +118,10 @@ class Registry:
         """Stored records that are not usable, with the reason. An overwrite or removal of the id ends it."""
         return list(self._core.tables.quarantined.values())
 
+    def storage_reopened(self, name: str) -> None:
+        """A storage that could not be opened at recovery has come back; its quarantine ends."""
+        self._core.tables.quarantined.pop(("storage", name), None)
+
     @property
     def is_open(self) -> bool:
         return self._core.fence is not None
@@ -175,7 +179,7 @@ class Registry:
     async def _open(self, storage: Storage, tables: Tables, limit: asyncio.Semaphore) -> None:
         async with limit:
             try:
-                await self._opened.add(storage)
+                await self._opened.add(storage, known=True)
             except KvcmError as error:
                 reason = f"it cannot be opened: {error.message}"
                 tables.quarantined["storage", storage.name] = QuarantinedRecord("storage", storage.name, reason)
@@ -193,7 +197,7 @@ class Registry:
         for name in names:
             try:
                 await self._opened.remove(name)
-            except StorageError as error:
+            except KvcmError as error:
                 _log.warning("closing storage %s failed: %s", name, error.message)
         if was_open:
             self._core.emit(RegistryEventKind.CLEANED_UP)

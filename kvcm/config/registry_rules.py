@@ -25,38 +25,38 @@ from kvcm.data_storage.model import (
     TairMemPoolSpec,
     VcnsHf3fsSpec,
 )
+from kvcm.data_storage.naming import check_storage_name, component_problem
 
 MAX_ID_CHARS = 256
 MAX_CANDIDATES = 256
-# Parts of a path (instance ids, spec names) and the host of a URI (storage names).
-_PATH_SPECIAL = "/?#&"
-_HOST_SPECIAL = "/?#&@:"
 
 
-def name_problem(text: str, special: str = "") -> str:
-    """Why a text cannot be an id, or "". `special`: characters that would change the meaning of a URI that it becomes a part of."""
+def name_problem(text: str) -> str | None:
+    """Why a text cannot be a key of the registry, as the end of a sentence; None when it can."""
     if not text:
-        return "must not be empty"
+        return "is empty"
     if len(text) > MAX_ID_CHARS:
-        return f"must have at most {MAX_ID_CHARS} characters"
-    if not text.isprintable() and any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 or 0xD800 <= ord(char) < 0xE000 for char in text):
-        return "must not contain control characters"
+        return f"has more than {MAX_ID_CHARS} characters"
+    if not text.isprintable():
+        return "contains a control character or another character that cannot be printed"
     if text != text.strip():
-        return "must not begin or end with blanks"
-    if not set(special).isdisjoint(text):
-        return f"must not contain any of {' '.join(special)}"
-    if special and text in (".", ".."):
-        return "must not be . or .., which mean folders"
+        return "begins or ends with blanks"
     if text.startswith(OWN_PREFIX):
-        return f"must not begin with {OWN_PREFIX}, which is reserved"
-    return ""
+        return f"begins with {OWN_PREFIX}, which is reserved"
+    return None
+
+
+def place_problem(text: str) -> str | None:
+    """The same for what also becomes a part of paths and URIs: instance ids, spec names, storage names."""
+    return name_problem(text) or component_problem(text)
 
 
 def check_storage(storage: Storage) -> None:
     """Raises InvalidArgument."""
-    problem = name_problem(storage.name, _HOST_SPECIAL)
+    problem = place_problem(storage.name)
     if problem:
-        raise InvalidArgument(f"The name of a storage {problem}.")
+        raise InvalidArgument(f"The name of the storage {problem}.")
+    check_storage_name(storage.name)
     if storage.type is StorageType.UNSPECIFIED:
         raise InvalidArgument(f"Storage {storage.name!r} has no type.")
 
@@ -65,14 +65,14 @@ def check_group(group: InstanceGroup) -> None:
     """Raises InvalidArgument naming every problem. Candidate storages need not exist (wire contract 5.3)."""
     problem = name_problem(group.name)
     if problem:
-        raise InvalidArgument(f"The name of an instance group {problem}.")
+        raise InvalidArgument(f"The name of the instance group {problem}.")
     problems = []
     if not group.storage_candidates:
         problems.append("storage_candidates must not be empty")
     candidates = (*group.storage_candidates, *group.event_report_storage_candidates)
     if len(candidates) > MAX_CANDIDATES:
         problems.append(f"at most {MAX_CANDIDATES} storages may be named")
-    if any(name_problem(name, _HOST_SPECIAL) for name in candidates[:MAX_CANDIDATES]):
+    if any(place_problem(name) for name in candidates[:MAX_CANDIDATES]):
         problems.append("a storage name in storage_candidates is not valid")
     if not group.global_quota_group_name:
         problems.append("global_quota_group_name must not be empty")
@@ -96,9 +96,9 @@ def check_group(group: InstanceGroup) -> None:
 
 def check_instance(instance: Instance) -> None:
     """Raises InvalidArgument naming every problem."""
-    problem = name_problem(instance.instance_id, _PATH_SPECIAL)
+    problem = place_problem(instance.instance_id)
     if not problem and instance.instance_id in RESERVED_IDS:
-        problem = "must not be one of the reserved words " + ", ".join(sorted(RESERVED_IDS))
+        problem = "is one of the reserved words " + ", ".join(sorted(RESERVED_IDS))
     if problem:
         raise InvalidArgument(f"The instance_id {problem}.")
     problems = []
@@ -109,7 +109,7 @@ def check_instance(instance: Instance) -> None:
     if not instance.location_spec_infos:
         problems.append("location_spec_infos must not be empty")
     for info in instance.location_spec_infos:
-        spec_problem = name_problem(info.name, _PATH_SPECIAL)
+        spec_problem = place_problem(info.name)
         if spec_problem:
             problems.append(f"a name in location_spec_infos {spec_problem}")
             break

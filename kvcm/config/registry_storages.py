@@ -26,12 +26,12 @@ _log = logging.getLogger("kvcm.config.registry")
 class Storages(Protocol):
     """What the registry needs of the opened stores. Every call has its own deadline and raises StorageError."""
 
-    async def add(self, storage: Storage) -> None:
-        """Open; nothing is left behind on failure."""
+    async def add(self, storage: Storage, *, known: bool = False) -> None:
+        """Open; nothing is left behind on failure. `known`: it was added before, so its root must prove that it is the right one."""
         ...
 
     async def remove(self, name: str) -> None:
-        """Close and forget; unknown names are no error."""
+        """Close and forget, keeping the bytes. Raises NotFound."""
         ...
 
     async def update(self, storage: Storage) -> None:
@@ -141,6 +141,7 @@ class StorageRegistry:
         try:
             await self._reopen(old)
         except KvcmError as error:
+            await self._storages.remove(old.name)
             await self._storages.add_quarantined(old, error.message)
             reason = f"it cannot be opened: {error.message}"
             self._core.tables.quarantined["storage", old.name] = QuarantinedRecord("storage", old.name, reason)

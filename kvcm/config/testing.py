@@ -58,7 +58,7 @@ class FakeStorages:
         self.quarantined: dict[str, str] = {}
         self.broken: set[str] = set()
 
-    async def add(self, storage: Storage) -> None:
+    async def add(self, storage: Storage, *, known: bool = False) -> None:
         if storage.name in self.broken:
             raise StorageError("the store is not there")
         assert storage.name not in self.opened, "opened twice"
