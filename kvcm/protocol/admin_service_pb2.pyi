@@ -669,12 +669,14 @@ class ListStorageRequest(_message.Message):
     def __init__(self, trace_id: _Optional[str] = ...) -> None: ...
 
 class ListStorageResponse(_message.Message):
-    __slots__ = ("header", "storage")
+    __slots__ = ("header", "storage", "disabled_storage_names")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     STORAGE_FIELD_NUMBER: _ClassVar[int]
+    DISABLED_STORAGE_NAMES_FIELD_NUMBER: _ClassVar[int]
     header: CommonResponseHeader
     storage: _containers.RepeatedCompositeFieldContainer[StorageConfig]
-    def __init__(self, header: _Optional[_Union[CommonResponseHeader, _Mapping]] = ..., storage: _Optional[_Iterable[_Union[StorageConfig, _Mapping]]] = ...) -> None: ...
+    disabled_storage_names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, header: _Optional[_Union[CommonResponseHeader, _Mapping]] = ..., storage: _Optional[_Iterable[_Union[StorageConfig, _Mapping]]] = ..., disabled_storage_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CreateInstanceGroupRequest(_message.Message):
     __slots__ = ("trace_id", "instance_group")
