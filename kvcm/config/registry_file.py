@@ -23,23 +23,30 @@ _NOT_JSON = "The registry file is not a JSON object; restore it from a backup or
 class RegistryFile:
     """One parsed file. `apply` changes it in place; `data` is what to write."""
 
-    def __init__(self, raw: dict[str, object]) -> None:
+    def __init__(self, raw: dict[str, object], errors: str = "strict") -> None:
         self._raw = raw
+        self._errors = errors
 
     @classmethod
     def parse(cls, data: bytes) -> RegistryFile:
         """Raises StoreDamaged when the data is not a JSON object at its top level. Bytes that are not UTF-8 survive inside values."""
+        errors = "strict"
         try:
-            raw = json.loads(data.decode("utf-8", errors="surrogateescape"))
+            try:
+                text = data.decode("utf-8")
+            except UnicodeDecodeError:
+                errors = "surrogateescape"
+                text = data.decode("utf-8", errors=errors)
+            raw = json.loads(text)
         except (ValueError, RecursionError):
             raise StoreDamaged(_NOT_JSON) from None
         if not isinstance(raw, dict):
             raise StoreDamaged(_NOT_JSON)
-        return cls(raw)
+        return cls(raw, errors)
 
     def data(self) -> bytes:
         try:
-            return json.dumps(self._raw, ensure_ascii=False, indent=1).encode("utf-8", errors="surrogateescape")
+            return json.dumps(self._raw, ensure_ascii=False, indent=1).encode("utf-8", errors=self._errors)
         except UnicodeEncodeError:
             # An escaped half character in a damaged value: it can only be written escaped again.
             return json.dumps(self._raw, indent=1).encode("ascii")
