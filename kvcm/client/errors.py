@@ -10,7 +10,8 @@
         │   └── InvalidBackendConfig   8    one entry of `sdk_backend_configs` breaks a rule
         ├── ClientNotExists            15   this role does not have the asked half (metadata or transfer)
         ├── ConnectFailed              9    no manager could be reached
-        ├── RpcFailed                  2    the call ended without a reply; a mutation may have happened (`unknown_outcome`)
+        ├── RpcFailed                  2    the call ended without a reply and changed nothing
+        │   └── RpcOutcomeUnknown      2    a mutation ended without a reply and may have happened (`unknown_outcome`)
         ├── ServiceError                    the manager answered with an error; it changed nothing
         │   ├── NoStatus               50   the reply carries no status
         │   ├── ServiceInternal        51   also every code without an entry of its own
@@ -98,7 +99,7 @@ class ClientError(KvcmError):
 
     client_code: ClassVar[ClientErrorCode] = ClientErrorCode.INVALID_PARAMS
     # True: a mutation was sent and nothing is known about it. Read the state before repeating.
-    unknown_outcome: bool = False
+    unknown_outcome: ClassVar[bool] = False
 
 
 class InvalidCall(ClientError):
@@ -146,17 +147,24 @@ class ConnectFailed(ClientError):
 
 
 class RpcFailed(ClientError):
-    """The call ended without a reply. `may_have_run`: the manager may have seen it. `grpc_status` is the name of the status."""
+    """The call ended without a reply. `grpc_status` is the name of the status; `may_have_run`: the manager may have seen the call."""
 
     code = ErrorCode.IO_ERROR
     client_code = ClientErrorCode.INVALID_GRPCSTATUS
-    retryable = True
+    retryable: ClassVar[bool] = True
     fixer = "administrator"
 
     def __init__(self, message: str, *, grpc_status: str = "UNKNOWN", may_have_run: bool = True) -> None:
         super().__init__(message)
         self.grpc_status = grpc_status
         self.may_have_run = may_have_run
+
+
+class RpcOutcomeUnknown(RpcFailed):
+    """A mutation was sent and nothing is known about it: look at the state before repeating it."""
+
+    retryable = False
+    unknown_outcome = True
 
 
 class ServiceError(ClientError):

@@ -169,9 +169,7 @@ class TransferClient:
         places = [self._stores.locate(uri, index) for index, uri in enumerate(uris)]
         for index, (place, buffer) in enumerate(zip(places, buffers, strict=True)):
             if place.size != buffer.size:
-                raise InvalidLocalBuffers(
-                    f"block {index} has {place.size} bytes in the store but its buffer has {buffer.size}", block_index=index
-                )
+                raise InvalidLocalBuffers(f"block {index} has {place.size} bytes in the store but its buffer has {buffer.size}", block_index=index)
             if load and any(iov.view.readonly for iov in buffer.iovs if not iov.ignore):
                 raise InvalidLocalBuffers(f"the buffer of block {index} cannot be written to", block_index=index)
         return places
