@@ -97,7 +97,7 @@ class FileSystemBackend:
         self._layout = layout
         self._pool = pool
         self._ids = ids
-        self._deadline_s = deadline_s
+        self.deadline_s = deadline_s
         self._fs: Fs = fs or RealFs()
         self._namer = layout.namer()
         self._root = StorageRoot(self._fs, layout, storage.name)
@@ -145,7 +145,7 @@ class FileSystemBackend:
         if not self._identity:
             return None
         try:
-            self._learn(await self._pool.run(self._root.look, self._identity, deadline_s=self._deadline_s, lane=self._storage.name))
+            self._learn(await self._pool.run(self._root.look, self._identity, deadline_s=self.deadline_s, lane=self._storage.name))
         except StorageError:
             self._learn(RootState.UNREACHABLE)
         return self.root_verified()
@@ -190,14 +190,14 @@ class FileSystemBackend:
         try:
             claim = await self._pool.run(
                 lambda: self._root.claim(identity, create=create, self_test=self._storage.check_storage_available_when_open),
-                deadline_s=self._deadline_s,
+                deadline_s=self.deadline_s,
                 lane=name,
                 undo=self._root.release_claim,
             )
         except StorageUnavailable:
             raise
         except PoolTimeout as error:
-            raise StorageUnavailable(f"Storage '{name}' cannot be opened: its file system did not answer within {self._deadline_s:g} s.") from error
+            raise StorageUnavailable(f"Storage '{name}' cannot be opened: its file system did not answer within {self.deadline_s:g} s.") from error
         except StorageError as error:
             raise StorageUnavailable(f"Storage '{name}' cannot be opened: {error.message}") from error
         self._identity = claim.identity
@@ -210,7 +210,7 @@ class FileSystemBackend:
                 self._worker.touch,
                 identity,
                 uris,
-                deadline_s=self._deadline_s,
+                deadline_s=self.deadline_s,
                 lane=self._storage.name,
                 undo=lambda made: self._worker.untouch(identity, made),
             )
@@ -231,7 +231,7 @@ class FileSystemBackend:
 
     async def _one_chunk(self, job: Callable[[str, Sequence[str]], Batch], identity: str, chunk: list[str]) -> list[Truth]:
         try:
-            batch = await self._pool.run(job, identity, chunk, deadline_s=self._deadline_s, lane=self._storage.name)
+            batch = await self._pool.run(job, identity, chunk, deadline_s=self.deadline_s, lane=self._storage.name)
         except (OSError, StorageError):
             return [Truth.UNKNOWN] * len(chunk)
         if batch.root is not None and identity == self._identity:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvcm.common.errors import StorageError
 from kvcm.common.ids import IdSource
@@ -43,8 +43,7 @@ class BackendTraits:
     unique_paths: bool
 
 
-@dataclass(frozen=True, slots=True)
-class AllocationItem:
+class AllocationItem(NamedTuple):
     """One place to allocate: `key_text` is `<instance>/<spec>/<hex key>` (wire contract 6.2), `size` in bytes (> 0)."""
 
     key_text: str
