@@ -67,7 +67,7 @@ class Unsupported(KvcmError):
 
 class NotFound(KvcmError):
     code = ErrorCode.INSTANCE_NOT_EXIST
-    fixer = "caller"
+    fixer: ClassVar[Fixer] = "caller"
 
 
 class InstanceNotExist(NotFound):

@@ -1,0 +1,278 @@
+"""Delayed, proven deletion (design D5, behaviour sections 10 and 11).
+
+    condemn: -> DELETING, durable          (no reader gets the location from now on)
+    wait the delay                         (readers that already hold the URI finish)
+    barrier: the store has synced          (else a crash could bring back a record whose bytes are gone)
+    delete the bytes, ask for the truth
+    ABSENT for every spec: bury the record. Anything else: keep DELETING and come back later, less and less often.
+
+Nothing here gives up: a location whose storage is unmounted for a week is deleted a week later. The queue is bounded; what does not fit is found again
+by a scan for DELETING (`redrive`), which also picks up what a crash has left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from kvcm.common.clock import Clock
+from kvcm.common.errors import KvcmError, StorageError
+from kvcm.data_storage.port import Truth
+from kvcm.manager.errors import MetadataFailed
+from kvcm.manager.ports import Leadership, Storages, WireCodec
+from kvcm.manager.shard import InstanceShard
+from kvcm.meta.index import PAGE_KEYS, Outcome
+from kvcm.meta.location import AbsenceProof, Block, Location, Status, bury, condemn, prove_absence
+
+log = logging.getLogger("kvcm.deleter")
+
+Target = tuple[int, str]
+"""(block key, location id)."""
+
+_RETRY_BASE_US = 1_000_000
+_RETRY_CAP_US = 60_000_000
+_PARALLEL_BATCHES = 8
+DEFAULT_MAX_PENDING = 1_000_000
+
+
+@dataclass(order=True, slots=True)
+class _Batch:
+    due_us: int
+    sequence: int
+    shard: InstanceShard = field(compare=False)
+    targets: list[Target] = field(compare=False)
+    attempt: int = field(compare=False, default=0)
+
+
+@dataclass(slots=True)
+class DeletionStats:
+    """Monotone counters, in locations."""
+
+    condemned: int = 0
+    buried: int = 0
+    kept_without_proof: int = 0
+    queue_overflow: int = 0
+
+
+class Deleter:
+    def __init__(self, storages: Storages, codec: WireCodec, clock: Clock, leadership: Leadership, max_pending: int = DEFAULT_MAX_PENDING) -> None:
+        self._storages = storages
+        self._codec = codec
+        self._clock = clock
+        self._leadership = leadership
+        self._max_pending = max_pending
+        self._queue: list[_Batch] = []
+        self._sequence = 0
+        self._wake = asyncio.Event()
+        self._queued: set[tuple[int, int, str]] = set()  # (id of the shard object, key, location id)
+        self.stats = DeletionStats()
+
+    @property
+    def pending(self) -> int:
+        """Locations waiting for physical deletion."""
+        return len(self._queued)
+
+    async def condemn(
+        self,
+        shard: InstanceShard,
+        keys: Sequence[int],
+        delay_us: int,
+        select: Callable[[int, Location], bool] | None = None,
+    ) -> int:
+        """Make locations of `keys` DELETING and queue their bytes; returns how many. Those DELETING already are left to their own task.
+
+        `select(position, location)` narrows the choice (default: every location). Raises MetadataFailed if the store refused some keys: those are
+        unchanged, the others are DELETING all the same.
+        """
+        taken: list[Target] = []
+
+        def plan(position: int, key: int, block: Block) -> Block | None:
+            doomed = [loc for loc in block if loc.header[0] != Status.DELETING and (select is None or select(position, loc))]
+            if not doomed:
+                return None
+            taken.extend((key, loc.location_id) for loc in doomed)
+            return tuple(condemn(loc) if loc in doomed else loc for loc in block)
+
+        outcomes = await shard.index.mutate(keys, plan, self._leadership.epoch)
+        failed = {key for key, outcome in zip(keys, outcomes, strict=True) if outcome.error is not None}
+        done = [target for target in taken if target[0] not in failed] if failed else taken
+        self.stats.condemned += len(done)
+        self.push(shard, done, delay_us)
+        if failed:
+            raise MetadataFailed(f"{len(failed)} of {len(keys)} blocks could not be marked for deletion: {_first_error(outcomes)}")
+        return len(done)
+
+    def push(self, shard: InstanceShard, targets: Sequence[Target], delay_us: int) -> None:
+        """Queue DELETING locations for physical deletion in `delay_us`; what is queued already or does not fit is left out."""
+        fresh = []
+        for key, location_id in targets:
+            mark = (id(shard), key, location_id)
+            if mark in self._queued:
+                continue
+            if len(self._queued) >= self._max_pending:
+                shard.redrive_needed = True
+                self.stats.queue_overflow += 1
+                continue
+            self._queued.add(mark)
+            fresh.append((key, location_id))
+        due = self._clock.monotonic_us() + max(0, delay_us)
+        for start in range(0, len(fresh), PAGE_KEYS):
+            self._enqueue(_Batch(due, self._next(), shard, fresh[start : start + PAGE_KEYS]))
+
+    async def redrive(self, shard: InstanceShard, delay_us: int) -> int:
+        """Queue every DELETING location of the shard that no task holds; returns how many were found."""
+        shard.redrive_needed = False
+        found = 0
+        for page in shard.index.pages():
+            targets = [(key, loc.location_id) for key in page for loc in shard.index.get(key) if loc.header[0] == Status.DELETING]
+            if targets:
+                found += len(targets)
+                self.push(shard, targets, delay_us)
+            await asyncio.sleep(0)  # a page is short; a million keys in one go would stall the loop
+        return found
+
+    def next_due_us(self) -> int | None:
+        return self._queue[0].due_us if self._queue else None
+
+    async def step(self) -> int:
+        """Run what is due now, a few batches at a time; returns the number of batches run."""
+        ran = 0
+        while self._queue and self._queue[0].due_us <= self._clock.monotonic_us():
+            due: list[_Batch] = []
+            now = self._clock.monotonic_us()
+            while self._queue and self._queue[0].due_us <= now and len(due) < _PARALLEL_BATCHES:
+                due.append(heapq.heappop(self._queue))
+            await asyncio.gather(*(self._run(batch) for batch in due))
+            ran += len(due)
+        return ran
+
+    async def wait_for_work(self, timeout_s: float) -> None:
+        """Return when a batch was queued or after `timeout_s`."""
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    def forget(self) -> None:
+        """Leadership is gone: queued deletions must not run any more. The new leader finds them as DELETING."""
+        self._queue.clear()
+        self._queued.clear()
+
+    # -- inside --------------------------------------------------------------------------------------------------------------------------------
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _enqueue(self, batch: _Batch) -> None:
+        heapq.heappush(self._queue, batch)
+        self._wake.set()
+
+    async def _run(self, batch: _Batch) -> None:
+        try:
+            left = await self._delete(batch.shard, batch.targets)
+        except Exception:
+            log.exception("deletion_batch_failed instance=%s locations=%d", batch.shard.instance_id, len(batch.targets))
+            left = batch.targets
+        unqueued = set(batch.targets) - set(left)
+        for key, location_id in unqueued:
+            self._queued.discard((id(batch.shard), key, location_id))
+        if not left:
+            return
+        self.stats.kept_without_proof += len(left)
+        pause = min(_RETRY_CAP_US, _RETRY_BASE_US << min(batch.attempt, 10))
+        if batch.attempt in (0, 5):  # say it at once and once more when it lasts; not on every retry
+            log.warning(
+                "deletion_not_proven instance=%s locations=%d retry_in_s=%d: the storage cannot confirm that the bytes are gone; records are kept",
+                batch.shard.instance_id,
+                len(left),
+                pause // 1_000_000,
+            )
+        self._enqueue(_Batch(self._clock.monotonic_us() + pause, self._next(), batch.shard, left, batch.attempt + 1))
+
+    async def _delete(self, shard: InstanceShard, targets: Sequence[Target]) -> list[Target]:
+        """One attempt; returns the targets to try again."""
+        live = self._still_deleting(shard, targets)
+        if not live:
+            return []
+        try:
+            await shard.index.sync([key for key, _ in live])
+        except StorageError:
+            return [(key, loc.location_id) for key, loc in live]
+        live = self._still_deleting(shard, [(key, loc.location_id) for key, loc in live])
+        uris: list[str] = []
+        spans: list[tuple[int, int]] = []
+        for _, location in live:
+            start = len(uris)
+            uris.extend(uri for _, uri in self._codec.decode(location.wire)[1])
+            spans.append((start, len(uris)))
+        truths = await self._storages.delete(uris)
+        proven: list[tuple[int, Location, AbsenceProof]] = []
+        left: list[Target] = []
+        for (key, location), (start, end) in zip(live, spans, strict=True):
+            proof = prove_absence(location, truths[start:end])
+            if proof is None:
+                left.append((key, location.location_id))
+            else:
+                proven.append((key, location, proof))
+        return left + await self.bury_proven(shard, proven)
+
+    async def bury_proven(self, shard: InstanceShard, proven: Sequence[tuple[int, Location, AbsenceProof]]) -> list[Target]:
+        """Remove the records of locations whose bytes are proven gone; returns those the store refused."""
+        if not proven:
+            return []
+
+        def plan(position: int, key: int, block: Block) -> Block | None:
+            _, location, proof = proven[position]
+            return bury(block, location, proof) if location in block else None
+
+        outcomes = await shard.index.mutate([key for key, _, _ in proven], plan, self._leadership.epoch)
+        refused = [(key, loc.location_id) for (key, loc, _), outcome in zip(proven, outcomes, strict=True) if outcome.error is not None]
+        self.stats.buried += len(proven) - len(refused)
+        return refused
+
+    def _still_deleting(self, shard: InstanceShard, targets: Collection[Target]) -> list[tuple[int, Location]]:
+        return [
+            (key, location)
+            for key, location_id in targets
+            for location in shard.index.get(key)
+            if location.header[0] == Status.DELETING and location.location_id == location_id
+        ]
+
+
+class Pruner:
+    """Take locations out whose bytes are definitely gone (a probe said ABSENT): there is nothing to delete, so the record can go at once."""
+
+    def __init__(self, deleter: Deleter, leadership: Leadership) -> None:
+        self._deleter = deleter
+        self._leadership = leadership
+
+    async def prune(self, shard: InstanceShard, lost: Sequence[tuple[int, Location, Sequence[Truth]]]) -> None:
+        """Condemn and bury each (key, SERVING location, its truths). What has changed meanwhile is left alone; store failures are left for later."""
+        proofs = [(key, location, proof) for key, location, truths in lost if (proof := prove_absence(location, truths)) is not None]
+        if not proofs:
+            return
+
+        def plan(position: int, key: int, block: Block) -> Block | None:
+            location = proofs[position][1]
+            return tuple(condemn(loc) if loc == location else loc for loc in block) if location in block else None
+
+        try:
+            outcomes = await shard.index.mutate([key for key, _, _ in proofs], plan, self._leadership.epoch)
+            doomed = [(key, condemn(location), proof) for (key, location, proof), outcome in zip(proofs, outcomes, strict=True) if outcome.changed]
+            refused = await self._deleter.bury_proven(shard, doomed)
+        except KvcmError as error:
+            log.warning("prune_failed instance=%s: %s", shard.instance_id, error.message)
+            return
+        self._deleter.stats.condemned += len(doomed)
+        self._deleter.push(shard, refused, 0)
+        log.info("pruned instance=%s locations=%d: their bytes are gone from the storage", shard.instance_id, len(doomed))
+
+
+def _first_error(outcomes: Sequence[Outcome]) -> str:
+    return next((outcome.error.message for outcome in outcomes if outcome.error is not None), "")

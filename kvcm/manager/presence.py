@@ -1,0 +1,88 @@
+"""Does a block have to be written? (wire contract 4.12, behaviour 3.5)
+
+One rule for every form of the answer. A location counts as "there" when it is
+
+- WRITING or SERVING in an available storage, and covers the specs that are asked for; a SERVING one whose bytes are definitely gone does not count;
+- DELETING in a storage whose paths are not unique: a new allocation would get the very same bytes (I-DS-6).
+
+The same goes for any location in a storage without unique paths that shares a spec with the new one: a second copy there would be the first copy's bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from kvcm.data_storage.model import Storage
+from kvcm.data_storage.port import Truth
+from kvcm.manager.ports import Storages, WireCodec
+from kvcm.manager.searcher import Lost
+from kvcm.manager.shard import InstanceShard
+from kvcm.meta.location import Block, Location, Status
+
+
+class Presence:
+    def __init__(self, storages: Storages, codec: WireCodec) -> None:
+        self._storages = storages
+        self._codec = codec
+
+    def missing(self, shard: InstanceShard, keys: Sequence[int], wanted: Sequence[Sequence[str]], min_replicas: int) -> list[int]:
+        """Positions to write. A key that occurs twice is missing at its first position only."""
+        get = shard.index.get
+        seen: set[int] = set()
+        positions = []
+        for position, key in enumerate(keys):
+            if key in seen:
+                continue
+            block = get(key)
+            if not block or self.is_missing(block, wanted[position], min_replicas, shard.has_groups, None):
+                seen.add(key)
+                positions.append(position)
+        return positions
+
+    def is_missing(self, block: Block, wanted: Sequence[str], min_replicas: int, check_coverage: bool, target: Storage | None) -> bool:
+        """Is a location for the specs `wanted` still to be written? `target`: the storage that would take it, when it is chosen already."""
+        names = frozenset(wanted)
+        count = 0
+        for location in block:
+            name = self._storages.name_of(location.storage_slot)
+            if not self._unique_paths(name):
+                if target is not None and target.name == name and not names.isdisjoint(self._spec_names(location)):
+                    return False
+                if location.header[0] == Status.DELETING:
+                    if not names.isdisjoint(self._spec_names(location)):
+                        return False
+                    continue
+            if location.header[0] == Status.DELETING or not self._storages.available(name):
+                continue
+            if check_coverage and not names <= self._spec_names(location):
+                continue
+            count += 1
+        return count < max(1, min_replicas)
+
+    async def lost(self, shard: InstanceShard, keys: Collection[int]) -> list[Lost]:
+        """SERVING locations of `keys` whose storage can tell and says that the bytes are gone."""
+        asked: list[tuple[int, Location, int, int]] = []
+        uris: list[str] = []
+        probing = {slot for slot in shard.index.storage_slots() if self._probes(self._storages.name_of(slot))}
+        if not probing:
+            return []
+        for key in dict.fromkeys(keys):
+            for location in shard.index.get(key):
+                if location.header[0] == Status.SERVING and location.storage_slot in probing:
+                    start = len(uris)
+                    uris.extend(uri for _, uri in self._codec.decode(location.wire)[1])
+                    asked.append((key, location, start, len(uris)))
+        truths = await self._storages.probe(uris) if uris else []
+        return [(key, location, truths[start:end]) for key, location, start, end in asked if all(truth is Truth.ABSENT for truth in truths[start:end])]
+
+    def _spec_names(self, location: Location) -> frozenset[str]:
+        return frozenset(name for name, _ in self._codec.decode(location.wire)[1])
+
+    def _unique_paths(self, name: str) -> bool:
+        backend = self._storages.backend(name)
+        # A storage that cannot be opened is treated as the stricter kind.
+        return backend is not None and backend.traits.unique_paths
+
+    def _probes(self, name: str) -> bool:
+        backend = self._storages.backend(name)
+        return backend is not None and backend.traits.probe_on_read

@@ -1,0 +1,243 @@
+"""Reads: which locations answer a query (behaviour section 4, wire contract 4.6). The hot path.
+
+While every storage that holds blocks of the instance is available and needs no probe, a prefix read is one C-level loop over published bytes; only keys
+with a choice to make (several locations) are looked at one by one. Otherwise every key goes through `_choose`.
+
+Truth about bytes comes from the storage and has three values: only ABSENT hides a location and takes it out; UNKNOWN skips it for this read and leaves it
+alone. A probe suspends, so locations are read again afterwards: a reply never contains one that is not SERVING at the time it is built (I-LOC-4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from kvcm.common.block_mask import BlockMask
+from kvcm.common.errors import InvalidArgument, Unsupported
+from kvcm.config.model import InstanceGroup, QueryType
+from kvcm.data_storage.model import StorageType
+from kvcm.data_storage.port import Truth
+from kvcm.manager.errors import AllStoragesDown
+from kvcm.manager.ports import Storages, WireCodec
+from kvcm.manager.shard import InstanceShard
+from kvcm.meta.location import Location, Status
+
+_STATIC_WEIGHTS = {StorageType.NFS: 5, StorageType.MOONCAKE: 3, StorageType.HF3FS: 3, StorageType.TAIR_MEMPOOL: 3}
+_DEFAULT_WEIGHT = 1
+
+Lost = tuple[int, Location, Sequence[Truth]]
+
+
+@dataclass(frozen=True, slots=True)
+class LocateQuery:
+    query_type: QueryType
+    keys: Sequence[int]
+    mask: BlockMask | None = None
+    window: int = 0
+    spec_names: Collection[str] = ()
+    want_checksums: bool = False
+
+
+@dataclass(slots=True)
+class Located:
+    """`parts`: framed CacheLocation bytes in reply order. `checksums` aligned with them when asked for. `hits`: how many are no padding."""
+
+    parts: list[bytes]
+    hits: int
+    checksums: list[int] | None = None
+
+
+Chosen = tuple[bytes, int]
+"""(framed bytes, checksum)."""
+
+
+class Searcher:
+    def __init__(
+        self,
+        storages: Storages,
+        codec: WireCodec,
+        random: Random,
+        on_lost: Callable[[InstanceShard, list[Lost]], None],
+    ) -> None:
+        """`on_lost` is told of SERVING locations whose bytes are definitely gone; it must not suspend."""
+        self._storages = storages
+        self._codec = codec
+        self._random = random
+        self._on_lost = on_lost
+
+    async def locate(self, shard: InstanceShard, group: InstanceGroup | None, query: LocateQuery, now_us: int) -> Located:
+        """Answer one query. Raises InvalidArgument (unspecified type, window out of range), Unsupported, AllStoragesDown."""
+        if query.query_type is QueryType.PREFIX_MATCH:
+            keys = query.keys if query.mask is None else query.mask.unmasked(query.keys)
+            if not query.spec_names and not query.want_checksums and self._is_plain(shard):
+                return self._plain_prefix(shard, keys, now_us)
+            return self._finish(query, await self._prefix(shard, group, keys, now_us), shard)
+        if query.query_type is QueryType.BATCH_GET:
+            chosen = await self._choose_all(shard, group, query.keys)
+            self._touch(shard, query.keys, chosen, now_us)
+            return self._finish(query, chosen, shard)
+        if query.query_type is QueryType.REVERSE_ROLL_SW_MATCH:
+            return self._finish(query, await self._window(shard, group, query, now_us), shard)
+        if query.query_type is QueryType.UNSPECIFIED:
+            raise InvalidArgument("query_type must be set: QT_BATCH_GET, QT_PREFIX_MATCH or QT_REVERSE_ROLL_SW_MATCH")
+        raise Unsupported(f"query_type {int(query.query_type)} is not served for cache locations")
+
+    # -- prefix --------------------------------------------------------------------------------------------------------------------------------
+
+    def _is_plain(self, shard: InstanceShard) -> bool:
+        storages = self._storages
+        for slot in shard.index.storage_slots():
+            name = storages.name_of(slot)
+            backend = storages.backend(name)
+            if backend is None or backend.traits.probe_on_read or not storages.available(name):
+                return False
+        return True
+
+    def _plain_prefix(self, shard: InstanceShard, keys: Sequence[int], now_us: int) -> Located:
+        parts: list[bytes] = []
+        total = len(keys)
+        done = shard.index.serving_run(keys, parts)
+        while done < total:
+            chosen = self._choose(shard, keys[done], {})
+            if chosen is None:
+                break
+            parts.append(chosen[0])
+            done += 1
+            if done < total:
+                done += shard.index.serving_run(keys[done:], parts)
+        if done:
+            shard.index.access.touch_chain(keys[done - 1], now_us)
+        return Located(parts, done)
+
+    async def _prefix(self, shard: InstanceShard, group: InstanceGroup | None, keys: Sequence[int], now_us: int) -> list[Chosen | None]:
+        chosen = await self._choose_all(shard, group, keys)
+        length = next((index for index, hit in enumerate(chosen) if hit is None), len(chosen))
+        if length:
+            shard.index.access.touch_chain(keys[length - 1], now_us)
+        return chosen[:length]
+
+    # -- window --------------------------------------------------------------------------------------------------------------------------------
+
+    async def _window(self, shard: InstanceShard, group: InstanceGroup | None, query: LocateQuery, now_us: int) -> list[Chosen | None]:
+        if not 1 <= query.window <= len(query.keys):
+            raise InvalidArgument(f"sw_size must be between 1 and the number of keys ({len(query.keys)}), not {query.window}")
+        chosen = await self._choose_all(shard, group, query.keys)
+        end = _last_run(chosen, query.window)
+        first = end - query.window
+        kept = [hit if first <= index < end else None for index, hit in enumerate(chosen)]
+        self._touch(shard, query.keys, kept, now_us)
+        return kept
+
+    # -- choosing ------------------------------------------------------------------------------------------------------------------------------
+
+    async def _choose_all(self, shard: InstanceShard, group: InstanceGroup | None, keys: Sequence[int]) -> list[Chosen | None]:
+        self._check_storages(shard, group)
+        doubtful = await self._probe(shard, keys)
+        return [self._choose(shard, key, doubtful) for key in keys]
+
+    async def _probe(self, shard: InstanceShard, keys: Sequence[int]) -> dict[Location, bool]:
+        """Ask probing storages about SERVING locations; returns those that must not be used. Lost ones are reported, wherever they stand."""
+        asked: list[tuple[int, Location, int, int]] = []
+        uris: list[str] = []
+        probing = self._probing_slots(shard)
+        if not probing:
+            return {}
+        for key in dict.fromkeys(keys):
+            for location in shard.index.get(key):
+                if location.header[0] == Status.SERVING and location.storage_slot in probing:
+                    start = len(uris)
+                    uris.extend(uri for _, uri in self._codec.decode(location.wire)[1])
+                    asked.append((key, location, start, len(uris)))
+        if not asked:
+            return {}
+        truths = await self._storages.probe(uris)
+        unusable: dict[Location, bool] = {}
+        lost: list[Lost] = []
+        for key, location, start, end in asked:
+            answers = truths[start:end]
+            if all(answer is Truth.PRESENT for answer in answers):
+                continue
+            unusable[location] = True
+            if all(answer is Truth.ABSENT for answer in answers):
+                lost.append((key, location, answers))
+        if lost:
+            self._on_lost(shard, lost)
+        return unusable
+
+    def _choose(self, shard: InstanceShard, key: int, doubtful: dict[Location, bool]) -> Chosen | None:
+        """One answer among the usable locations of a key: a storage drawn by weight, its locations merged."""
+        usable: dict[int, list[Location]] = {}
+        for location in shard.index.get(key):
+            if location.header[0] != Status.SERVING or location in doubtful:
+                continue
+            slot = location.storage_slot
+            if slot in usable:
+                usable[slot].append(location)
+            elif self._storages.available(self._storages.name_of(slot)):
+                usable[slot] = [location]
+        if not usable:
+            return None
+        slots = list(usable)
+        slot = slots[0] if len(slots) == 1 else self._random.choices(slots, [self._weight(usable[s][0]) for s in slots])[0]
+        return self._merge(usable[slot])
+
+    @staticmethod
+    def _weight(location: Location) -> int:
+        return _STATIC_WEIGHTS.get(StorageType(location.type_code), _DEFAULT_WEIGHT)
+
+    def _merge(self, locations: Sequence[Location]) -> Chosen:
+        first = locations[0]
+        if len(locations) == 1:
+            return first.wire, first.checksum
+        specs: dict[str, str] = {}
+        for location in locations:
+            for name, uri in self._codec.decode(location.wire)[1]:
+                specs.setdefault(name, uri)
+        return self._codec.encode(first.type_code, sorted(specs.items())), first.checksum
+
+    def _probing_slots(self, shard: InstanceShard) -> set[int]:
+        probing = set()
+        for slot in shard.index.storage_slots():
+            backend = self._storages.backend(self._storages.name_of(slot))
+            if backend is not None and backend.traits.probe_on_read:
+                probing.add(slot)
+        return probing
+
+    def _check_storages(self, shard: InstanceShard, group: InstanceGroup | None) -> None:
+        """An unreadable group is an error, not a miss: an engine must not recompute and rewrite everything because a mount is gone."""
+        names = [self._storages.name_of(slot) for slot in shard.index.storage_slots()]
+        if names and group is not None:
+            names.extend(group.storage_candidates)
+        if names and not any(self._storages.available(name) for name in names):
+            raise AllStoragesDown("no storage of this instance group is available; check that its storages are enabled and mounted")
+
+    # -- replies -------------------------------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _touch(shard: InstanceShard, keys: Sequence[int], chosen: Sequence[Chosen | None], now_us: int) -> None:
+        shard.index.access.touch_keys((key for key, hit in zip(keys, chosen, strict=True) if hit is not None), now_us)
+
+    def _finish(self, query: LocateQuery, chosen: Sequence[Chosen | None], shard: InstanceShard) -> Located:
+        padding: Chosen = (shard.padded, 0)
+        entries = [padding if hit is None else hit for hit in chosen]
+        parts = [wire for wire, _ in entries]
+        if query.spec_names:
+            wanted = set(query.spec_names)
+            parts = [self._filter(wire, wanted) for wire in parts]
+        hits = sum(hit is not None for hit in chosen)
+        return Located(parts, hits, [checksum for _, checksum in entries] if query.want_checksums else None)
+
+    def _filter(self, wire: bytes, wanted: Collection[str]) -> bytes:
+        type_code, specs = self._codec.decode(wire)
+        return self._codec.encode(type_code, [spec for spec in specs if spec[0] in wanted])
+
+
+def _last_run(chosen: Sequence[Chosen | None], width: int) -> int:
+    """End (exclusive) of the right-most run of `width` hits, 0 if there is none."""
+    run = 0
+    for index in range(len(chosen) - 1, -1, -1):
+        run = run + 1 if chosen[index] is not None else 0
+        if run == width:
+            return index + width
+    return 0

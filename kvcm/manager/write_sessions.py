@@ -1,0 +1,123 @@
+"""Open two-phase writes (behaviour section 5). In memory only: a new leader knows none of them.
+
+A session is open, then claimed by exactly one of {finish, expiry, clean-up} (I-WL-1), then settled. Between claim and settle its locations still count
+as held, so nobody takes them for
+orphans while their update is on its way. Validation comes before the claim: a bad call never costs the session.
+Deadlines are monotonic.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from kvcm.manager.errors import Overloaded
+from kvcm.meta.location import Location
+
+MAX_LIFETIME_S = 1800
+EMPTY_LIFETIME_S = 10
+DEFAULT_MAX_SESSIONS = 100_000
+
+
+@dataclass(slots=True)
+class WriteSession:
+    """`locations[i]` is the WRITING location handed out for `keys[i]`, None once its fate is settled."""
+
+    session_id: str
+    instance_id: str
+    keys: list[int]
+    locations: list[Location | None]
+    deadline_us: int
+    claimed: bool = field(default=False)
+
+
+def lifetime_us(requested_s: int, block_count: int) -> int:
+    """Wire contract 4.12: capped at 1800 s; 10 s when nothing is to be written; zero or negative expires at the next sweep."""
+    if block_count == 0:
+        return EMPTY_LIFETIME_S * 1_000_000
+    return max(0, min(requested_s, MAX_LIFETIME_S)) * 1_000_000
+
+
+class WriteSessions:
+    def __init__(self, max_sessions: int = DEFAULT_MAX_SESSIONS) -> None:
+        self._sessions: dict[str, WriteSession] = {}
+        self._by_deadline: list[tuple[int, str]] = []
+        self._held: dict[tuple[str, int, str], int] = {}
+        self._max = max_sessions
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def check_room(self) -> None:
+        if len(self._sessions) >= self._max:
+            raise Overloaded(f"{self._max} writes are open; finish some or wait until they expire")
+
+    def put(self, session: WriteSession) -> None:
+        self._sessions[session.session_id] = session
+        heapq.heappush(self._by_deadline, (session.deadline_us, session.session_id))
+        for key, location in zip(session.keys, session.locations, strict=True):
+            if location is not None:
+                mark = (session.instance_id, key, location.location_id)
+                self._held[mark] = self._held.get(mark, 0) + 1
+
+    def get(self, session_id: str) -> WriteSession | None:
+        """An open session; None when unknown or already claimed."""
+        session = self._sessions.get(session_id)
+        return None if session is None or session.claimed else session
+
+    def claim(self, session_id: str) -> WriteSession | None:
+        """Take the sole right to end the session; None if someone else has it."""
+        session = self.get(session_id)
+        if session is not None:
+            session.claimed = True
+        return session
+
+    def settle(self, session: WriteSession, position: int) -> None:
+        """The location at `position` has reached SERVING or DELETING, or is gone: no longer held."""
+        location = session.locations[position]
+        if location is None:
+            return
+        session.locations[position] = None
+        mark = (session.instance_id, session.keys[position], location.location_id)
+        left = self._held[mark] - 1
+        if left:
+            self._held[mark] = left
+        else:
+            del self._held[mark]
+
+    def end(self, session: WriteSession) -> None:
+        """Forget a claimed session and whatever it still held."""
+        for position in range(len(session.keys)):
+            self.settle(session, position)
+        self._sessions.pop(session.session_id, None)
+
+    def reopen(self, session: WriteSession, deadline_us: int) -> None:
+        """Give a claim back (the store failed): the session can be finished again until `deadline_us`."""
+        session.claimed = False
+        session.deadline_us = deadline_us
+        heapq.heappush(self._by_deadline, (deadline_us, session.session_id))
+
+    def claim_due(self, now_us: int) -> list[WriteSession]:
+        """Claim every open session whose deadline has passed, never one before it (I-WL-2)."""
+        due = []
+        while self._by_deadline and self._by_deadline[0][0] <= now_us:
+            _, session_id = heapq.heappop(self._by_deadline)
+            session = self.get(session_id)
+            if session is not None and session.deadline_us <= now_us:
+                session.claimed = True
+                due.append(session)
+        return due
+
+    def claim_all(self, instance_id: str | None = None) -> list[WriteSession]:
+        """Claim all open sessions, or those of one instance (clean-up, removal)."""
+        claimed = [s for s in self._sessions.values() if not s.claimed and instance_id in (None, s.instance_id)]
+        for session in claimed:
+            session.claimed = True
+        return claimed
+
+    def next_deadline_us(self) -> int | None:
+        return self._by_deadline[0][0] if self._by_deadline else None
+
+    def holds(self, instance_id: str, key: int, location_id: str) -> bool:
+        """Does an open or claimed session still own this location? Keyed by block too: ids are only unique inside a block."""
+        return (instance_id, key, location_id) in self._held

@@ -1,0 +1,327 @@
+"""Two-phase writes: start hands out places, finish makes the written ones readable (behaviour 3.5, 3.6; wire contract 4.12, 4.13).
+
+start:   filter what is there already -> one storage for the batch -> allocate -> insert as WRITING -> open a session
+finish:  check the call -> claim the session -> WRITING becomes SERVING or DELETING, each by compare-and-set -> end the session
+
+Between filter and insert the loop may have run other writers. The insert therefore decides again, key by key, on the state it finds: a key that someone
+else took meanwhile is answered as present and its place is given back (I-CM-6). If the insert fails, everything this call has allocated or inserted
+goes (I-CM-5). Callers run these methods to their end (see CacheManager).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvcm.common.block_mask import BlockMask, present_mask
+from kvcm.common.clock import Clock
+from kvcm.common.errors import InvalidArgument, KvcmError, StorageError
+from kvcm.common.ids import IdSource
+from kvcm.config.model import InstanceGroup
+from kvcm.data_storage.model import Storage
+from kvcm.data_storage.port import AllocationItem, Truth
+from kvcm.manager.deleter import Deleter, Pruner
+from kvcm.manager.errors import SessionUnknown, WriteLost
+from kvcm.manager.ports import Leadership, Storages, WireCodec
+from kvcm.manager.presence import Presence
+from kvcm.manager.searcher import Lost
+from kvcm.manager.selector import select_storage
+from kvcm.manager.shard import InstanceShard
+from kvcm.manager.write_sessions import WriteSession, WriteSessions, lifetime_us
+from kvcm.meta.errors import KeyLimitReached
+from kvcm.meta.index import Outcome
+from kvcm.meta.location import Block, Location, Status, begin_write, condemn, promote, replace
+from kvcm.meta.usage import UsageCounter
+
+log = logging.getLogger("kvcm.writer")
+
+_RETRY_FINISH_US = 5_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StartWrite:
+    """`group_names`: one spec group per key, or empty for all specs. `min_replicas` <= 1 acts as 1. `timeout_s` as in `lifetime_us`."""
+
+    keys: Sequence[int]
+    group_names: Sequence[str] = ()
+    timeout_s: int = 0
+    min_replicas: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStarted:
+    """`locations` are framed CacheLocation bytes, one per key that the mask leaves open, in key order (I-CM-3)."""
+
+    session_id: str
+    mask: BlockMask
+    locations: list[bytes]
+
+
+class Writer:
+    def __init__(
+        self,
+        storages: Storages,
+        codec: WireCodec,
+        clock: Clock,
+        ids: IdSource,
+        leadership: Leadership,
+        deleter: Deleter,
+        pruner: Pruner,
+        sessions: WriteSessions,
+    ) -> None:
+        self._storages = storages
+        self._codec = codec
+        self._clock = clock
+        self._ids = ids
+        self._leadership = leadership
+        self._deleter = deleter
+        self._pruner = pruner
+        self._presence = Presence(storages, codec)
+        self.sessions = sessions
+
+    # -- start ---------------------------------------------------------------------------------------------------------------------------------
+
+    async def start(self, shard: InstanceShard, group: InstanceGroup, usage: UsageCounter, request: StartWrite) -> WriteStarted:
+        """Raises InvalidArgument, QuotaReached, NoStorage, KeyLimitReached, AllocationFailed, Overloaded, StorageError; nothing is left then."""
+        self.sessions.check_room()
+        wanted = self._wanted_specs(shard, request)
+        lost = await self._presence.lost(shard, request.keys)
+        if lost:
+            await self._prune(shard, lost)
+        fresh = self._presence.missing(shard, request.keys, wanted, request.min_replicas)
+        inserted: dict[int, Location] = {}
+        if fresh:
+            required = sum(shard.spec_sizes[name] for position in fresh for name in wanted[position])
+            storage = select_storage(group, self._storages, usage, required)
+            inserted = await self._insert(shard, storage, request, wanted, fresh)
+        positions = sorted(inserted)
+        session = WriteSession(
+            session_id=self._ids.session_id(),
+            instance_id=shard.instance_id,
+            keys=[request.keys[position] for position in positions],
+            locations=[inserted[position] for position in positions],
+            deadline_us=self._clock.monotonic_us() + lifetime_us(request.timeout_s, len(positions)),
+        )
+        self.sessions.put(session)
+        mask = present_mask([position not in inserted for position in range(len(request.keys))])
+        return WriteStarted(session.session_id, mask, [inserted[position].wire for position in positions])
+
+    @staticmethod
+    def _wanted_specs(shard: InstanceShard, request: StartWrite) -> list[list[str]]:
+        """Spec names per key, in registration order."""
+        if not request.group_names:
+            return [list(shard.spec_sizes)] * len(request.keys)
+        if len(request.group_names) != len(request.keys):
+            raise InvalidArgument(
+                f"location_spec_group_names has {len(request.group_names)} entries for {len(request.keys)} blocks; give one per block or none"
+            )
+        ordered: dict[str, list[str]] = {}
+        for name in request.group_names:
+            if name not in ordered:
+                if name not in shard.spec_groups:
+                    raise InvalidArgument(f"location spec group '{name}' is not registered for instance '{shard.instance_id}'")
+                ordered[name] = shard.ordered(shard.spec_groups[name])
+        return [ordered[name] for name in request.group_names]
+
+    async def _prune(self, shard: InstanceShard, lost: Sequence[Lost]) -> None:
+        await self._pruner.prune(shard, lost)
+
+    async def _insert(
+        self, shard: InstanceShard, storage: Storage, request: StartWrite, wanted: Sequence[Sequence[str]], fresh: Sequence[int]
+    ) -> dict[int, Location]:
+        """Allocate and insert; position -> WRITING location for the keys that are really ours."""
+        keys = [request.keys[position] for position in fresh]
+        room = shard.index.max_key_count - shard.index.key_count
+        if sum(1 for key in keys if not shard.index.get(key)) > room:
+            raise KeyLimitReached(
+                f"instance '{shard.instance_id}' holds {shard.index.key_count} of {shard.index.max_key_count} blocks; remove blocks or raise the limit"
+            )
+        places = await self._allocate(shard, storage, keys, [wanted[position] for position in fresh])
+        planned = self._build(shard, storage, request, fresh, places)
+        taken: dict[int, Location] = {}
+
+        def plan(at: int, key: int, block: Block) -> Block | None:
+            position = fresh[at]
+            if block and not self._presence.is_missing(block, wanted[position], request.min_replicas, shard.has_groups, storage):
+                return None
+            taken[at] = planned[at]
+            return (*block, planned[at])
+
+        try:
+            outcomes = await shard.index.mutate(keys, plan, self._leadership.epoch)
+        except KvcmError:
+            await self._storages.delete([uri for uris in places for uri in uris])
+            raise
+        failure = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
+        mine = {at for at in taken if outcomes[at].changed}
+        unused = [uri for at, uris in enumerate(places) if at not in mine for uri in uris]
+        if unused:
+            await self._storages.delete(unused)
+        if failure is not None:
+            await self._withdraw(shard, [(keys[at], planned[at]) for at in mine])
+            raise failure
+        return {fresh[at]: planned[at] for at in mine}
+
+    async def _allocate(self, shard: InstanceShard, storage: Storage, keys: Sequence[int], specs: Sequence[Sequence[str]]) -> list[list[str]]:
+        """URIs per key in spec order. One allocation list if all registered specs have one size, else one per spec (wire contract 6.3)."""
+        uris: list[list[str]] = [[""] * len(names) for names in specs]
+        lists: list[tuple[list[AllocationItem], list[tuple[int, int]]]] = []
+        one_size = len(set(shard.spec_sizes.values())) == 1
+        for name, size in shard.spec_sizes.items():
+            if not lists or not one_size:
+                lists.append(([], []))
+            items, where = lists[-1]
+            prefix = f"{shard.instance_id}/{name}/"
+            for at, names in enumerate(specs):
+                if name in names:
+                    items.append(AllocationItem(f"{prefix}{keys[at] & 0xFFFFFFFFFFFFFFFF:x}", size))
+                    where.append((at, names.index(name)))
+        done: list[str] = []
+        try:
+            for items, where in lists:
+                if not items:
+                    continue
+                found = await self._storages.allocate(storage.name, items)
+                done.extend(found)
+                for (at, column), uri in zip(where, found, strict=True):
+                    uris[at][column] = uri
+        except StorageError:
+            if done:
+                await self._storages.delete(done)
+            raise
+        return uris
+
+    def _build(self, shard: InstanceShard, storage: Storage, request: StartWrite, fresh: Sequence[int], places: Sequence[Sequence[str]]) -> list[Location]:
+        names = list(shard.spec_sizes)
+        size = sum(shard.spec_sizes.values())
+        ids = self._ids.location_ids(len(fresh))
+        slot = self._storages.slot_of(storage.name)
+        type_code = int(storage.type)
+        now = self._clock.wall_us()
+        encode = self._codec.encode
+        built = []
+        for at, position in enumerate(fresh):
+            if request.group_names:
+                names = shard.ordered(shard.spec_groups[request.group_names[position]])
+                size = sum(shard.spec_sizes[name] for name in names)
+            wire = encode(type_code, list(zip(names, places[at], strict=True)))
+            built.append(
+                begin_write(
+                    type_code=type_code,
+                    storage_slot=slot,
+                    create_time_us=now,
+                    size=size,
+                    location_id=ids[at],
+                    previous_key=request.keys[position - 1] if position else None,
+                    wire=wire,
+                )
+            )
+        return built
+
+    async def _withdraw(self, shard: InstanceShard, inserted: Sequence[tuple[int, Location]]) -> None:
+        """Take back locations of a start that failed in part. What cannot be proven gone now stays DELETING and is retried."""
+        if not inserted:
+            return
+        doomed = dict(inserted)
+        try:
+            await self._deleter.condemn(shard, list(doomed), 0, lambda _, location: location in doomed.values())
+        except KvcmError as error:
+            log.warning("withdraw_failed instance=%s blocks=%d: %s", shard.instance_id, len(doomed), error.message)
+        await self._deleter.step()
+
+    # -- finish --------------------------------------------------------------------------------------------------------------------------------
+
+    async def finish(self, shard: InstanceShard, session_id: str, success: BlockMask, checksums: Sequence[int] = ()) -> None:
+        """End a session. A call that is wrong in itself (mask, checksums, instance) leaves the session open (I-CM-12).
+
+        Raises SessionUnknown, InvalidArgument; WriteLost when successful blocks had been removed meanwhile (the others are served);
+        StorageError when the metadata store refused: the session stays open and the call can be repeated.
+        """
+        session = self.sessions.get(session_id)
+        if session is None:
+            raise SessionUnknown("the write session is unknown: it was finished, has expired, or belongs to an earlier leader; start the write again")
+        if session.instance_id != shard.instance_id:
+            raise InvalidArgument("the write session belongs to another instance")
+        succeeded = success.expand(len(session.keys))
+        if succeeded is None:
+            raise InvalidArgument(f"success_blocks does not fit the {len(session.keys)} blocks that this session handed out; the session stays open")
+        if checksums and len(checksums) != len(session.keys):
+            raise InvalidArgument(f"checksums has {len(checksums)} entries for the {len(session.keys)} blocks of this session; the session stays open")
+        self.sessions.claim(session_id)
+        lost = await self._settle(shard, session, succeeded, checksums, 0)
+        if lost:
+            raise WriteLost(f"{lost} of {len(session.keys)} blocks were removed before the write was finished; the others are served")
+
+    async def expire_due(self, shard_of: dict[str, InstanceShard]) -> int:
+        """End every session whose deadline has passed as if nothing had succeeded; returns how many."""
+        due = self.sessions.claim_due(self._clock.monotonic_us())
+        for session in due:
+            await self._abort(shard_of.get(session.instance_id), session)
+        return len(due)
+
+    async def abort_all(self, shard_of: dict[str, InstanceShard], instance_id: str | None = None) -> int:
+        """Abort open sessions (of one instance): leadership ends, or the instance is removed."""
+        claimed = self.sessions.claim_all(instance_id)
+        for session in claimed:
+            await self._abort(shard_of.get(session.instance_id), session)
+        return len(claimed)
+
+    async def _abort(self, shard: InstanceShard | None, session: WriteSession) -> None:
+        if shard is None:
+            self.sessions.end(session)
+            return
+        try:
+            await self._settle(shard, session, [False] * len(session.keys), (), None)
+        except KvcmError as error:
+            # _settle has reopened the session with a short deadline: the next sweep tries again.
+            log.warning("session_abort_failed instance=%s blocks=%d: %s", shard.instance_id, len(session.keys), error.message)
+
+    async def _settle(self, shard: InstanceShard, session: WriteSession, succeeded: Sequence[bool], checksums: Sequence[int], delay_us: int | None) -> int:
+        """Move every location of a claimed session to its end state; returns how many successful ones were gone.
+
+        On a store failure the claim is given back with what is not settled yet. `delay_us` None: a writer may still be at work (expiry), so wait a while
+        before deleting its bytes.
+        """
+        positions = [position for position, location in enumerate(session.locations) if location is not None]
+        gone: set[int] = set()
+        doomed: set[int] = set()
+
+        def plan(at: int, key: int, block: Block) -> Block | None:
+            position = positions[at]
+            location = session.locations[position]
+            if location is None or location not in block:
+                gone.add(position)
+                return None
+            if succeeded[position]:
+                return replace(block, location, promote(location, checksums[position] if checksums else 0))
+            doomed.add(position)
+            return replace(block, location, condemn(location))
+
+        try:
+            outcomes = await shard.index.mutate([session.keys[position] for position in positions], plan, self._leadership.epoch)
+        except KvcmError:
+            self.sessions.reopen(session, self._clock.monotonic_us() + _RETRY_FINISH_US)
+            raise
+        failure: KvcmError | None = None
+        targets = []
+        for position, outcome in zip(positions, outcomes, strict=True):
+            if outcome.error is not None:
+                failure = outcome.error
+                continue
+            location = session.locations[position]
+            if position in doomed and location is not None:
+                targets.append((session.keys[position], location.location_id))
+            self.sessions.settle(session, position)
+        self._deleter.push(shard, targets, LATE_WRITER_GRACE_US if delay_us is None else delay_us)
+        if failure is not None:
+            self.sessions.reopen(session, self._clock.monotonic_us() + _RETRY_FINISH_US)
+            raise failure
+        self.sessions.end(session)
+        return sum(1 for position in gone if succeeded[position])
+
+
+LATE_WRITER_GRACE_US = 1_000_000
+"""After an expiry the writer may still be at work; deleting a moment later catches most of what it still writes."""
+
+__all__ = ["Lost", "Outcome", "StartWrite", "Status", "Truth", "WriteStarted", "Writer"]

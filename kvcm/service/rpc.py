@@ -1,0 +1,113 @@
+"""One RPC, free of any transport, and how it is called.
+
+A handler takes the parsed request and a `Call`, and answers `(code, reply bytes)`: hot RPCs join bytes that were encoded long ago, the others serialise a
+message. Transports (gRPC, HTTP) only parse and send. Every reply type has its header as field 1, so an error reply is a header and nothing else.
+
+`Dispatcher.call` is on the hot path of every request: it never awaits anything but the handler, and it never lets an exception out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from google.protobuf.message import Message
+
+from kvcm.common.clock import Clock
+from kvcm.common.errors import ErrorCode, InternalError, KvcmError, NotLeader, Unsupported
+from kvcm.protocol.location_encoder import encode_header
+
+log = logging.getLogger("kvcm.service")
+
+MAX_TRACE_ID_CHARS = 256
+
+
+class Call:
+    """What a handler may know about the call besides its request. `group` and `instance` are set by handlers for metrics."""
+
+    __slots__ = ("group", "instance", "now_us", "request_id")
+
+    def __init__(self, request_id: str, now_us: int) -> None:
+        self.request_id = request_id
+        self.now_us = now_us
+        self.group = ""
+        self.instance = ""
+
+
+Reply = tuple[int, bytes]
+"""(ErrorCode number, serialised response message)."""
+Handler = Callable[[Any, Call], Awaitable[Reply]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc:
+    """`leader_only`: answers SERVER_NOT_LEADER elsewhere. `has_tracer`: only meta replies have `tracer_result`."""
+
+    name: str
+    request_cls: type[Message]
+    response_cls: type[Message]
+    handler: Handler
+    leader_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """`full_name` as in gRPC paths, e.g. `kv_cache_manager.proto.meta.MetaService`."""
+
+    full_name: str
+    rpcs: Mapping[str, Rpc]
+
+
+class LeaderCheck(Protocol):
+    def may_serve(self, now_us: int) -> bool:
+        """Leader with recovery complete and an unexpired lease at `now_us` (monotonic)."""
+        ...
+
+
+class CallObserver(Protocol):
+    """Where calls are counted. Must be cheap and must not raise (I-ME-4)."""
+
+    def observe(self, api: str, call: Call, code: int, elapsed_us: int) -> None: ...
+
+
+class Dispatcher:
+    def __init__(self, clock: Clock, leader: LeaderCheck, observer: CallObserver) -> None:
+        self._clock = clock
+        self._leader = leader
+        self._observer = observer
+
+    async def call(self, rpc: Rpc, request: Any) -> bytes:
+        """Run one call to its reply. Never raises except for cancellation."""
+        started = self._clock.monotonic_us()
+        now = self._clock.wall_us()
+        call = Call(f"{getattr(request, 'trace_id', '')[:MAX_TRACE_ID_CHARS]}_{now}", now)
+        try:
+            if rpc.leader_only and not self._leader.may_serve(started):
+                raise NotLeader("this node does not lead; ask the leader (GetClusterInfo tells who that is)")
+            code, reply = await rpc.handler(request, call)
+        except KvcmError as error:
+            code = int(error.code)
+            reply = encode_header(code, error.message, call.request_id)
+            if isinstance(error, InternalError):
+                log.error("internal_error api=%s request_id=%s: %s", rpc.name, call.request_id, error.message)
+        except Exception:
+            log.exception("unexpected_error api=%s request_id=%s", rpc.name, call.request_id)
+            code = int(ErrorCode.INTERNAL_ERROR)
+            reply = encode_header(code, "the manager failed to handle this call; its log has the details under this request_id", call.request_id)
+        self._observer.observe(rpc.name, call, code, self._clock.monotonic_us() - started)
+        return reply
+
+
+def unsupported(name: str) -> Handler:
+    """A handler for an RPC of the contract that this version does not serve."""
+
+    async def refuse(request: Any, call: Call) -> Reply:
+        raise Unsupported(f"{name} is not served by this version; docs/compatibility.md lists what is")
+
+    return refuse
+
+
+def table(full_name: str, rpcs: Iterable[Rpc]) -> Service:
+    return Service(full_name, {rpc.name: rpc for rpc in rpcs})
