@@ -12,8 +12,8 @@ from kvcm.client.errors import RpcFailed
 from kvcm.protocol.meta_service_pb2_grpc import MetaServiceStub
 
 _SERVICE = "kv_cache_manager.proto.meta.MetaService"
-# Reads may be repeated by gRPC itself; RegisterInstance walks over addresses instead, mutations never repeat.
-_IDEMPOTENT = ("GetInstanceInfo", "GetCacheLocation", "GetCacheLocationLen", "GetCacheMeta", "GetClusterInfo")
+# gRPC itself repeats these. RegisterInstance and GetClusterInfo go to the next node instead, mutations never repeat.
+_IDEMPOTENT = ("GetInstanceInfo", "GetCacheLocation", "GetCacheLocationLen", "GetCacheMeta")
 _MAX_MESSAGE_BYTES = 64 << 20
 # These statuses say that the server did not run the call.
 _NEVER_RAN = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)

@@ -1,0 +1,239 @@
+"""Finding and following the leader, on a scripted transport: no socket, no clock."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from kvcm.client import meta_core, meta_ops
+from kvcm.client.config import ClientConfig
+from kvcm.client.errors import ConnectFailed, RpcFailed, RpcOutcomeUnknown, ServiceError, ServiceInstanceUnknown, ServiceNotLeader
+from kvcm.client.meta_core import Flow, MetaCore
+from kvcm.client.types import QueryType
+from kvcm.protocol import meta_service_pb2 as pb
+
+pytestmark = pytest.mark.unit
+T = TypeVar("T")
+
+
+class Cluster:
+    """Nodes by address. `leader` leads, `down` do not answer, `hint` is what nodes say when asked who leads."""
+
+    def __init__(self, *addresses: str, leader: str) -> None:
+        self.addresses = addresses
+        self.leader = leader
+        self.hint: str | None = leader
+        self.down: set[str] = set()
+        self.register_code = 1
+        self.log: list[tuple[str, str]] = []
+        self.open: list[str] = []
+        self.locked = False
+        self.now = 0.0
+        self.break_next: str | None = None
+
+    def core(self, *addresses: str) -> MetaCore:
+        config = {
+            "instance_group": "g",
+            "instance_id": "i",
+            "block_size": 1,
+            "address": list(addresses),
+            "location_spec_infos": {"tp0": 1},
+            "model_deployment": {"model_name": "m", "dtype": "d"},
+        }
+        return MetaCore(ClientConfig.parse(config), lambda: self.now)
+
+    def run(self, flow: Flow[T]) -> T:
+        step: Callable[[], Any] = flow.__next__
+        while True:
+            try:
+                command = step()
+            except StopIteration as end:
+                assert not self.locked
+                result: T = end.value
+                return result
+            try:
+                answer = self._perform(command)
+            except RpcFailed as error:
+                step = functools.partial(flow.throw, error)
+            else:
+                step = functools.partial(flow.send, answer)
+
+    def _perform(self, command: meta_core.Command) -> Any:
+        match command:
+            case meta_core.Dial(address):
+                self.open.append(address)
+                return address
+            case meta_core.HangUp(handle):
+                self.open.remove(handle)
+                return None
+            case meta_core.EnterSearch():
+                assert not self.locked
+                self.locked = True
+                return True
+            case meta_core.LeaveSearch():
+                self.locked = False
+                return None
+            case meta_core.Invoke():
+                return self._reply(command)
+
+    def _reply(self, command: meta_core.Invoke) -> Any:
+        self.log.append((command.address, command.method))
+        if command.address in self.down or self.break_next == command.method:
+            self.break_next = None
+            raise RpcFailed("gone", grpc_status="UNAVAILABLE")
+        leads = command.address == self.leader
+        status = pb.Status(code=pb.OK if leads else pb.SERVER_NOT_LEADER)
+        header = pb.CommonResponseHeader(status=status)
+        if command.method == "RegisterInstance":
+            if self.register_code != 1:
+                status = pb.Status(code=self.register_code, message="no such group")  # type: ignore[arg-type]
+                header = pb.CommonResponseHeader(status=status)
+            return pb.RegisterInstanceResponse(header=header, storage_configs=f"[{command.address}]")
+        if command.method == "GetClusterInfo":
+            reply = pb.GetClusterInfoResponse(header=pb.CommonResponseHeader(status=pb.Status(code=pb.OK)))
+            if self.hint:
+                host, _, port = self.hint.partition(":")
+                reply.leader_endpoint.host, reply.leader_endpoint.meta_rpc_port = host, int(port)
+            return reply
+        return pb.CommonResponse(header=header)
+
+
+def _remove() -> meta_ops.Operation[None]:
+    return meta_ops.remove_cache("i", [1], (), "")
+
+
+def test_INV_C6_start_walks_past_dead_nodes_and_followers_and_keeps_only_the_leader_open() -> None:
+    cluster = Cluster(leader="c:3")
+    cluster.down = {"a:1"}
+    core = cluster.core("a:1", "b:2", "c:3")
+    cluster.run(core.connect())
+    assert core.address == "c:3"
+    assert core.registration.storage_configs == "[c:3]"
+    assert cluster.open == ["c:3"]
+    assert [address for address, _ in cluster.log] == ["a:1", "b:2", "c:3"]
+    cluster.run(core.close())
+    cluster.run(core.close())
+    assert cluster.open == []
+    with pytest.raises(ConnectFailed):
+        cluster.run(core.call(_remove()))
+
+
+def test_start_fails_at_once_on_any_other_refusal() -> None:
+    cluster = Cluster(leader="b:2")
+    cluster.register_code = 8
+    core = cluster.core("a:1", "b:2")
+    with pytest.raises(ServiceInstanceUnknown, match="no such group"):
+        cluster.run(core.connect())
+    assert cluster.log == [("a:1", "RegisterInstance")]
+    assert cluster.open == []
+
+
+def test_start_asks_followers_who_leads_when_no_address_does() -> None:
+    cluster = Cluster(leader="x:9")
+    core = cluster.core("a:1", "b:2")
+    cluster.run(core.connect())
+    assert core.address == "x:9"
+    cluster.hint = None
+    cluster.leader = "nobody:1"
+    with pytest.raises(ServiceNotLeader):
+        cluster.run(cluster.core("a:1").connect())
+    cluster.down = {"a:1", "b:2"}
+    with pytest.raises(ConnectFailed, match="a:1"):
+        cluster.run(cluster.core("a:1", "b:2").connect())
+    assert cluster.open == ["x:9"]
+
+
+def test_INV_C6_not_leader_moves_to_the_new_leader_and_repeats_once() -> None:
+    cluster = Cluster(leader="a:1")
+    core = cluster.core("a:1", "b:2")
+    cluster.run(core.connect())
+    cluster.leader = cluster.hint = "b:2"
+    cluster.log.clear()
+    cluster.run(core.call(_remove()))
+    assert core.address == "b:2"
+    assert [entry for entry in cluster.log if entry[1] == "RemoveCache"] == [("a:1", "RemoveCache"), ("b:2", "RemoveCache")]
+    # The replaced link stays for calls that are still on it; close ends it.
+    assert cluster.open == ["a:1", "b:2"]
+    cluster.run(core.close())
+    assert cluster.open == []
+
+
+def test_not_leader_without_a_leader_is_an_error_after_one_bounded_search() -> None:
+    cluster = Cluster(leader="a:1")
+    core = cluster.core("a:1", "b:2")
+    cluster.run(core.connect())
+    cluster.leader, cluster.hint = "nobody:1", None
+    cluster.log.clear()
+    with pytest.raises(ServiceNotLeader):
+        cluster.run(core.call(_remove()))
+    assert len(cluster.log) == 1 + 2 + 1
+    with pytest.raises(ServiceNotLeader):
+        cluster.run(core.call(_remove()))
+    assert len(cluster.log) == 5
+    assert cluster.open == ["a:1"]
+
+
+def test_without_hints_the_seeds_are_tried() -> None:
+    cluster = Cluster(leader="a:1")
+    core = cluster.core("a:1", "b:2", "c:3")
+    cluster.run(core.connect())
+    cluster.leader, cluster.hint = "c:3", None
+    cluster.run(core.call(_remove()))
+    assert core.address == "c:3"
+
+
+def test_a_mutation_without_an_answer_is_never_repeated_and_says_so() -> None:
+    cluster = Cluster(leader="a:1")
+    core = cluster.core("a:1")
+    cluster.run(core.connect())
+    cluster.break_next = "RemoveCache"
+    cluster.log.clear()
+    with pytest.raises(RpcOutcomeUnknown) as caught:
+        cluster.run(core.call(_remove()))
+    assert caught.value.unknown_outcome
+    assert not caught.value.retryable
+    assert cluster.log == [("a:1", "RemoveCache")]
+    cluster.break_next = "GetCacheMeta"
+    with pytest.raises(RpcFailed) as read:
+        cluster.run(core.call(meta_ops.match_meta("i", [1], (), None, 0, "")))
+    assert not read.value.unknown_outcome
+    assert read.value.retryable
+
+
+def test_after_a_dead_leader_the_next_call_finds_the_new_one() -> None:
+    cluster = Cluster(leader="a:1")
+    core = cluster.core("a:1", "b:2")
+    cluster.run(core.connect())
+    cluster.down = {"a:1"}
+    with pytest.raises(RpcOutcomeUnknown):
+        cluster.run(core.call(_remove()))
+    cluster.now = 5.0
+    # Still the old hint: the client stays, asks again a second later at the earliest, and then moves.
+    with pytest.raises(RpcOutcomeUnknown):
+        cluster.run(core.call(_remove()))
+    cluster.leader = cluster.hint = "b:2"
+    cluster.now = 5.5
+    with pytest.raises(RpcOutcomeUnknown):
+        cluster.run(core.call(_remove()))
+    cluster.now = 6.5
+    cluster.run(core.call(_remove()))
+    assert core.address == "b:2"
+
+
+def test_replies_that_break_the_contract_are_refused() -> None:
+    operation = meta_ops.start_write("i", [1, 2], (), (), 10, 0, "")
+    ok = pb.CommonResponseHeader(status=pb.Status(code=pb.OK))
+    with pytest.raises(ServiceError, match="does not fit its block mask"):
+        meta_ops.result_of(operation, pb.StartWriteCacheResponse(header=ok, block_mask=pb.BlockMask(offset=1)))
+    with pytest.raises(ServiceError, match="negative offset"):
+        meta_ops.result_of(operation, pb.StartWriteCacheResponse(header=ok, block_mask=pb.BlockMask(offset=-1)))
+    with pytest.raises(ServiceError, match="service code 0"):
+        meta_ops.result_of(operation, pb.StartWriteCacheResponse())
+    match = meta_ops.match_location("i", QueryType.BATCH_GET, [1], (), None, 0, (), True, "")
+    with pytest.raises(ServiceError, match="number of checksums"):
+        meta_ops.result_of(match, pb.GetCacheLocationResponse(header=ok, checksums=[1, 2]))
+    found = meta_ops.result_of(match, pb.GetCacheLocationResponse(header=ok, locations=[pb.CacheLocation()]))
+    assert found.checksums == (0,)
