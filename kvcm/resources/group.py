@@ -107,9 +107,7 @@ class InstanceGroupSpec(Model):
     """What the instances of one group share."""
 
     manager_ref: ManagerRef = Field(description="The manager that serves this group.")
-    name: ServerName | None = Field(
-        default=None, description="Name on the manager, which engines register with; metadata.name when unset. It never changes."
-    )
+    name: ServerName | None = Field(default=None, description="Name on the manager, which engines register with; metadata.name when unset. It never changes.")
     storages: Annotated[tuple[_StorageName, ...], Field(min_length=1, max_length=MAX_STORAGES, strict=False)] = Field(
         description="Storages for new blocks, best first: names of Storage resources or names that the manager already knows.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},

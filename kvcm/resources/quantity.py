@@ -38,14 +38,10 @@ def parse_quantity(text: str | int) -> int:
 
 
 def format_quantity(value: int) -> str:
-    """The shortest exact text: a binary suffix when it divides the value, else a decimal one, else plain bytes."""
-    for suffix, shift in reversed(_BINARY.items()):
-        if value and value % (1 << shift) == 0:
-            return f"{value >> shift}{suffix}"
-    for suffix, power in reversed(_DECIMAL.items()):
-        if value and power > 0 and value % 10**power == 0:
-            return f"{value // 10**power}{suffix}"
-    return str(value)
+    """The shortest exact text of a number of bytes; of texts of one length the binary one."""
+    texts = [f"{value >> shift}{suffix}" for suffix, shift in _BINARY.items() if value and value % (1 << shift) == 0]
+    texts += [f"{value // 10**power}{suffix}" for suffix, power in _DECIMAL.items() if value and power > 0 and value % 10**power == 0]
+    return min([*texts, str(value)], key=len)
 
 
 def _plain(number: str) -> str:

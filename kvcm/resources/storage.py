@@ -134,14 +134,11 @@ class StorageSpec(Model):
     mooncake: MooncakeBackend | None = None
     tair_mem_pool: TairMemPoolBackend | None = None
     dummy: NfsBackend | None = Field(default=None, description="A directory for tests: locations are predictable, lost files are noticed on read.")
-    volume: Volume | None = Field(
-        default=None, description="Mounted into every manager pod at the storage's root; a new volume restarts the pods one by one."
-    )
+    volume: Volume | None = Field(default=None, description="Mounted into every manager pod at the storage's root; a new volume restarts the pods one by one.")
     enabled: bool = Field(default=True, description="A disabled storage gets no new blocks and is not read.")
     adoption_policy: Literal["Adopt", "AdoptIfEqual"] = Field(
         default="Adopt",
-        description="What to do when the manager already has a storage of this name: take it over and bring it to this spec, "
-        "or only when it equals this spec.",
+        description="What to do when the manager already has a storage of this name: take it over and bring it to this spec, or only when it equals this spec.",
     )
     deletion_policy: DeletionPolicy = Field(default="Retain", description="What deleting this resource does to the storage on the manager.")
 

@@ -97,9 +97,7 @@ def _server_spec(resource: StorageResource) -> tuple[StorageType, ServerSpec]:
         )
     if spec.three_fs is not None:
         return StorageType.HF3FS, Hf3fsSpec(**_three_fs(spec.three_fs))
-    raise UnsupportedResource(
-        f"Storage {resource.metadata.name}: {spec.kind} storages are not built in this version; use nfs, threeFS, vcnsThreeFS or dummy"
-    )
+    raise UnsupportedResource(f"Storage {resource.metadata.name}: {spec.kind} storages are not built in this version; use nfs, threeFS, vcnsThreeFS or dummy")
 
 
 def _folder(path: str) -> str:
@@ -165,9 +163,7 @@ def _masked(uri: str) -> str:
 # -- groups -----------------------------------------------------------------------------------------------------------------------------------
 
 
-def group_from_resource(
-    resource: InstanceGroupResource, base: InstanceGroup | None = None, server_names: Mapping[str, str] | None = None
-) -> InstanceGroup:
+def group_from_resource(resource: InstanceGroupResource, base: InstanceGroup | None = None, server_names: Mapping[str, str] | None = None) -> InstanceGroup:
     """What the manager should hold for a resource; `version` is base's (1 for a new group) and left to the caller to raise.
 
     server_names: metadata name of a Storage resource -> its name on the server; a name that is missing there is a server name already.

@@ -1,0 +1,154 @@
+"""`kvcm get`: what a manager holds now."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from kvcm.cli.admin import add_manager_arguments, when_ready, with_manager
+from kvcm.cli.output import print_json, print_table, print_yaml
+
+if TYPE_CHECKING:
+    from kvcm.client.admin_client import AdminClient
+
+Json = dict[str, Any]
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("get", help="show what a manager holds", description="Show what a manager holds.")
+    parser.add_argument("what", choices=tuple(_READERS), help="what to show")
+    parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="format (default: %(default)s)")
+    add_manager_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    read, table = _READERS[options.what]
+    found = with_manager(options, lambda admin: when_ready(lambda: read(admin), options.timeout))
+    if options.output == "json":
+        print_json(found)
+    elif options.output == "yaml":
+        print_yaml(found)
+    else:
+        table(found)
+    return 0
+
+
+async def _storages(admin: AdminClient) -> list[Json]:
+    from kvcm.resources.translate import storage_spec, type_word
+
+    storages = sorted(await admin.list_storages(), key=lambda storage: storage.name)
+    return [{"name": storage.name, "type": type_word(storage.type), **storage_spec(storage)} for storage in storages]
+
+
+def _storage_table(found: list[Json]) -> None:
+    rows = []
+    for item in found:
+        backend = item[item["type"]]
+        place = backend.get("rootPath") or backend.get("mountpoint") or backend.get("masterServiceEntry") or backend.get("domain")
+        if "rootDir" in backend:
+            place = f"{place}:{backend['rootDir']}"
+        rows.append((item["name"], item["type"], item["enabled"], place))
+    print_table(("NAME", "TYPE", "ENABLED", "PLACE"), rows)
+
+
+async def _groups(admin: AdminClient) -> list[Json]:
+    from kvcm.resources.translate import group_spec
+
+    groups = sorted(await admin.list_groups(), key=lambda group: group.name)
+    return [{"name": group.name, "version": group.version, **group_spec(group)} for group in groups]
+
+
+def _group_table(found: list[Json]) -> None:
+    print_table(
+        ("NAME", "VERSION", "QUOTA", "STORAGES", "PLACEMENT", "RECLAIM-AT", "MAX-INSTANCES"),
+        [
+            (
+                item["name"],
+                item["version"],
+                item["quota"]["total"],
+                ",".join(item["storages"]),
+                item["placement"]["preference"],
+                f"{item['reclaim']['usedPercent']}%",
+                item["maxInstances"],
+            )
+            for item in found
+        ],
+    )
+
+
+async def _instances(admin: AdminClient) -> list[Json]:
+    found: list[Json] = []
+    for group in sorted(await admin.list_groups(), key=lambda group: group.name):
+        for instance in sorted(await admin.list_instances(group.name), key=lambda instance: instance.instance_id):
+            model = instance.model_deployment
+            found.append(
+                {
+                    "id": instance.instance_id,
+                    "group": instance.instance_group_name,
+                    "model": model.model_name,
+                    "dtype": model.dtype,
+                    "blockSize": instance.block_size,
+                    "specs": [{"name": info.name, "size": info.size} for info in instance.location_spec_infos],
+                    "specGroups": [{"name": item.name, "specs": list(item.spec_names)} for item in instance.location_spec_groups],
+                }
+            )
+    return found
+
+
+def _instance_table(found: list[Json]) -> None:
+    print_table(
+        ("ID", "GROUP", "MODEL", "DTYPE", "BLOCK-SIZE", "SPECS", "BYTES-PER-BLOCK"),
+        [
+            (
+                item["id"],
+                item["group"],
+                item["model"],
+                item["dtype"],
+                item["blockSize"],
+                ",".join(info["name"] for info in item["specs"]),
+                sum(info["size"] for info in item["specs"]),
+            )
+            for item in found
+        ],
+    )
+
+
+async def _cluster(admin: AdminClient) -> Json:
+    info, health = await admin.cluster_info(), await admin.check_health()
+    leader: Json | None = None
+    if info.leader is not None:
+        leader = {
+            "nodeId": info.leader.node_id,
+            "host": info.leader.host,
+            "metaRpcPort": info.leader.meta_rpc_port,
+            "metaHttpPort": info.leader.meta_http_port,
+            "adminRpcPort": info.leader.admin_rpc_port,
+            "adminHttpPort": info.leader.admin_http_port,
+            "customInfo": info.leader.custom_info,
+        }
+    return {
+        "nodeId": info.self_node_id,
+        "healthy": health.healthy,
+        "isLeader": health.leader,
+        "leaderNodeId": info.leader_node_id,
+        "leader": leader,
+    }
+
+
+def _cluster_table(found: Json) -> None:
+    leader = found["leader"] or {}
+    ports = [("META-RPC", "metaRpcPort"), ("META-HTTP", "metaHttpPort"), ("ADMIN-RPC", "adminRpcPort"), ("ADMIN-HTTP", "adminHttpPort")]
+    print_table(
+        ("NODE", "HEALTHY", "LEADER", "LEADER-HOST", *(name for name, _ in ports)),
+        [(found["nodeId"], found["healthy"], found["leaderNodeId"], leader.get("host"), *(leader.get(key) for _, key in ports))],
+    )
+
+
+_READERS: dict[str, tuple[Callable[[AdminClient], Awaitable[Any]], Callable[[Any], None]]] = {
+    "storages": (_storages, _storage_table),
+    "groups": (_groups, _group_table),
+    "instances": (_instances, _instance_table),
+    "cluster": (_cluster, _cluster_table),
+}
