@@ -1,0 +1,43 @@
+"""What this node knows about who leads (wire contract 4.16, 5.7): read by GetClusterInfo, GetManagerClusterInfo and CheckHealth.
+
+`server.py` updates the view when it learns something; services only take snapshots. A snapshot never leaves the process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """How to reach a node. Ports are the real ones, also when the settings say 0 (any free port)."""
+
+    node_id: str = ""
+    host: str = ""
+    meta_rpc_port: int = 0
+    meta_http_port: int = 0
+    admin_rpc_port: int = 0
+    admin_http_port: int = 0
+    custom_info: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """`leader_node_id` is empty and `leader_endpoint` blank while no leader is known.
+
+    `self_leader_expiration_us`: wall clock, -1 when this node does not lead. `elector_last_loop_ms`: wall clock of the elector's last turn.
+    `is_leader`: this node may answer leader-only requests. `is_health`: the elector runs, and a leader is also recovered.
+    """
+
+    self_node_id: str
+    leader_node_id: str = ""
+    leader_endpoint: Endpoint = field(default_factory=Endpoint)
+    self_leader_expiration_us: int = -1
+    elector_last_loop_ms: int = 0
+    is_leader: bool = False
+    is_health: bool = False
+
+
+class ClusterView(Protocol):
+    def snapshot(self) -> ClusterSnapshot: ...
