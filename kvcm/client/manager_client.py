@@ -32,9 +32,7 @@ class ManagerClient:
         self._transfer = transfer
 
     @classmethod
-    def create(
-        cls, config: ClientConfig | str | Mapping[str, Any], params: InitParams, *, now: Callable[[], float] = time.monotonic
-    ) -> ManagerClient:
+    def create(cls, config: ClientConfig | str | Mapping[str, Any], params: InitParams, *, now: Callable[[], float] = time.monotonic) -> ManagerClient:
         """Check everything, connect and register (SCHEDULER, HYBRID), and open the stores (WORKER, HYBRID). Raises a ClientError."""
         config = _checked(config, params)
         meta = MetaClient.connect(config, now=now) if params.role_type & RoleType.SCHEDULER else None

@@ -95,9 +95,7 @@ class MetaClient:
 
         `sw_size` is the window of REVERSE_ROLL_SW_MATCH in blocks; `spec_names` keeps only these specs (empty: all).
         """
-        operation = meta_ops.match_location(
-            self._config.instance_id, query_type, keys, tokens, block_mask, sw_size, spec_names, want_checksums, trace_id
-        )
+        operation = meta_ops.match_location(self._config.instance_id, query_type, keys, tokens, block_mask, sw_size, spec_names, want_checksums, trace_id)
         return self._call(operation, timeout_s)
 
     def match_location_len(

@@ -90,9 +90,7 @@ class AsyncMetaClient:
 
         `sw_size` is the window of REVERSE_ROLL_SW_MATCH in blocks; `spec_names` keeps only these specs (empty: all).
         """
-        operation = meta_ops.match_location(
-            self._config.instance_id, query_type, keys, tokens, block_mask, sw_size, spec_names, want_checksums, trace_id
-        )
+        operation = meta_ops.match_location(self._config.instance_id, query_type, keys, tokens, block_mask, sw_size, spec_names, want_checksums, trace_id)
         return await self._call(operation, timeout_s)
 
     async def match_location_len(

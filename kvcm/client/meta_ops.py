@@ -112,9 +112,7 @@ def match_location(
     return Operation("GetCacheLocation", request, read)
 
 
-def match_location_len(
-    instance_id: str, query_type: QueryType, keys: Sequence[int], tokens: Sequence[int], sw_size: int, trace_id: str
-) -> Operation[int]:
+def match_location_len(instance_id: str, query_type: QueryType, keys: Sequence[int], tokens: Sequence[int], sw_size: int, trace_id: str) -> Operation[int]:
     request = _build(
         pb.GetCacheLocationLenRequest,
         trace_id=trace_id,
@@ -189,9 +187,7 @@ def remove_cache(instance_id: str, keys: Sequence[int], tokens: Sequence[int], t
 
 
 def trim_cache(instance_id: str, strategy: TrimStrategy, begin: int, end: int, trace_id: str) -> Operation[None]:
-    request = _build(
-        pb.TrimCacheRequest, trace_id=trace_id, instance_id=instance_id, strategy=int(strategy), begin_timestamp=begin, end_timestamp=end
-    )
+    request = _build(pb.TrimCacheRequest, trace_id=trace_id, instance_id=instance_id, strategy=int(strategy), begin_timestamp=begin, end_timestamp=end)
     return Operation("TrimCache", request, _nothing, mutation=True)
 
 
