@@ -81,7 +81,8 @@ def plain(package: str, kind: str, number: int) -> object:
 
 
 def decode(package: str, message: str, data: bytes) -> dict[str, Any]:
-    fields, out, at = fields_of(package, message), {}, 0
+    fields, at = fields_of(package, message), 0
+    out: dict[str, Any] = {}
     while at < len(data):
         tag, at = varint(data, at)
         name, repeated, kind = fields[tag >> 3]

@@ -260,9 +260,7 @@ def test_an_unknown_group_and_a_full_group_are_named() -> None:
     scenario(work)
 
 
-@pytest.mark.parametrize(
-    "name", ["", "a/b", "a?b", "a#b", "a&b", " a", "a ", "a\x00", "a\x7f", "x" * 257, "..", ".", "storage", "__kvcm_x", "a\ud800"]
-)
+@pytest.mark.parametrize("name", ["", "a/b", "a?b", "a#b", "a&b", " a", "a ", "a\x00", "a\x7f", "x" * 257, "..", ".", "storage", "__kvcm_x", "a\ud800"])
 def test_a_bad_instance_id_is_refused(name: str) -> None:
     async def work(world: World) -> None:
         await world.registry.create_group(default_group())
@@ -488,3 +486,46 @@ def test_a_listener_that_fails_does_not_fail_the_change(caplog: pytest.LogCaptur
 
     scenario(work)
     assert "listener" in caplog.text
+
+
+def test_an_update_that_can_neither_be_stored_nor_undone_keeps_the_storage_by_name() -> None:
+    class BreaksAfterOneUpdate(FakeStorages):
+        async def update(self, storage: Storage) -> None:
+            await super().update(storage)
+            self.broken.add(storage.name)
+
+    async def run() -> None:
+        store, storages = FaultyStore(MemoryStore()), BreaksAfterOneUpdate()
+        registry = Registry(store, storages, FakeClock())
+        await registry.recover(1)
+        await registry.add_storage(default_storage())
+        store.faults = [Fault.FAIL]
+        with pytest.raises(StorageError, match="refused"):
+            await registry.update_storage(replace(default_storage(), spec=NfsSpec("/tmp/nfs/", 4)))
+        assert registry.get_storage("nfs_01") == default_storage() == storages.opened["nfs_01"]
+        assert set(storages.quarantined) == {"nfs_01"}
+        assert [item.id for item in registry.quarantined()] == ["nfs_01"]
+
+    asyncio.run(run())
+
+
+def test_an_unexpected_failure_while_opening_leaves_the_registry_closed_and_nothing_open() -> None:
+    class Buggy(FakeStorages):
+        async def add(self, storage: Storage, *, known: bool = False) -> None:
+            if known and storage.name == "bad":
+                raise RuntimeError("bug")
+            await super().add(storage, known=known)
+
+    async def run() -> None:
+        storages = Buggy()
+        registry = Registry(MemoryStore(), storages, FakeClock())
+        await registry.recover(1)
+        await registry.add_storage(default_storage())
+        await registry.add_storage(replace(default_storage(), name="bad"))
+        with pytest.raises(RuntimeError):
+            await registry.recover(2)
+        assert not registry.is_open
+        assert storages.opened == {}
+        assert registry.list_storages() == []
+
+    asyncio.run(run())
