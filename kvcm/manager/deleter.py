@@ -19,8 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from kvcm.common.clock import Clock
-from kvcm.common.errors import KvcmError, StorageError
-from kvcm.data_storage.port import Truth
+from kvcm.common.errors import StorageError
 from kvcm.manager.errors import MetadataFailed
 from kvcm.manager.ports import Leadership, Storages, WireCodec
 from kvcm.manager.shard import InstanceShard
@@ -243,35 +242,6 @@ class Deleter:
             for location in shard.index.get(key)
             if location.header[0] == Status.DELETING and location.location_id == location_id
         ]
-
-
-class Pruner:
-    """Take locations out whose bytes are definitely gone (a probe said ABSENT): there is nothing to delete, so the record can go at once."""
-
-    def __init__(self, deleter: Deleter, leadership: Leadership) -> None:
-        self._deleter = deleter
-        self._leadership = leadership
-
-    async def prune(self, shard: InstanceShard, lost: Sequence[tuple[int, Location, Sequence[Truth]]]) -> None:
-        """Condemn and bury each (key, SERVING location, its truths). What has changed meanwhile is left alone; store failures are left for later."""
-        proofs = [(key, location, proof) for key, location, truths in lost if (proof := prove_absence(location, truths)) is not None]
-        if not proofs:
-            return
-
-        def plan(position: int, key: int, block: Block) -> Block | None:
-            location = proofs[position][1]
-            return tuple(condemn(loc) if loc == location else loc for loc in block) if location in block else None
-
-        try:
-            outcomes = await shard.index.mutate([key for key, _, _ in proofs], plan, self._leadership.epoch)
-            doomed = [(key, condemn(location), proof) for (key, location, proof), outcome in zip(proofs, outcomes, strict=True) if outcome.changed]
-            refused = await self._deleter.bury_proven(shard, doomed)
-        except KvcmError as error:
-            log.warning("prune_failed instance=%s: %s", shard.instance_id, error.message)
-            return
-        self._deleter.stats.condemned += len(doomed)
-        self._deleter.push(shard, refused, 0)
-        log.info("pruned instance=%s locations=%d: their bytes are gone from the storage", shard.instance_id, len(doomed))
 
 
 def _first_error(outcomes: Sequence[Outcome]) -> str:

@@ -10,12 +10,10 @@ The same goes for any location in a storage without unique paths that shares a s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from kvcm.data_storage.model import Storage
-from kvcm.data_storage.port import Truth
 from kvcm.manager.ports import Storages, WireCodec
-from kvcm.manager.searcher import Lost
 from kvcm.manager.shard import InstanceShard
 from kvcm.meta.location import Block, Location, Status
 
@@ -59,22 +57,6 @@ class Presence:
             count += 1
         return count < max(1, min_replicas)
 
-    async def lost(self, shard: InstanceShard, keys: Collection[int]) -> list[Lost]:
-        """SERVING locations of `keys` whose storage can tell and says that the bytes are gone."""
-        asked: list[tuple[int, Location, int, int]] = []
-        uris: list[str] = []
-        probing = {slot for slot in shard.index.storage_slots() if self._probes(self._storages.name_of(slot))}
-        if not probing:
-            return []
-        for key in dict.fromkeys(keys):
-            for location in shard.index.get(key):
-                if location.header[0] == Status.SERVING and location.storage_slot in probing:
-                    start = len(uris)
-                    uris.extend(uri for _, uri in self._codec.decode(location.wire)[1])
-                    asked.append((key, location, start, len(uris)))
-        truths = await self._storages.probe(uris) if uris else []
-        return [(key, location, truths[start:end]) for key, location, start, end in asked if all(truth is Truth.ABSENT for truth in truths[start:end])]
-
     def _spec_names(self, location: Location) -> frozenset[str]:
         return frozenset(name for name, _ in self._codec.decode(location.wire)[1])
 
@@ -82,7 +64,3 @@ class Presence:
         backend = self._storages.backend(name)
         # A storage that cannot be opened is treated as the stricter kind.
         return backend is not None and backend.traits.unique_paths
-
-    def _probes(self, name: str) -> bool:
-        backend = self._storages.backend(name)
-        return backend is not None and backend.traits.probe_on_read

@@ -9,7 +9,7 @@ alone. A probe suspends, so locations are read again afterwards: a reply never c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
 from random import Random
 
@@ -17,16 +17,14 @@ from kvcm.common.block_mask import BlockMask
 from kvcm.common.errors import InvalidArgument, Unsupported
 from kvcm.config.model import InstanceGroup, QueryType
 from kvcm.data_storage.model import StorageType
-from kvcm.data_storage.port import Truth
 from kvcm.manager.errors import AllStoragesDown
 from kvcm.manager.ports import Storages, WireCodec
+from kvcm.manager.probing import Probed, Prober
 from kvcm.manager.shard import InstanceShard
 from kvcm.meta.location import Location, Status
 
 _STATIC_WEIGHTS = {StorageType.NFS: 5, StorageType.MOONCAKE: 3, StorageType.HF3FS: 3, StorageType.TAIR_MEMPOOL: 3}
 _DEFAULT_WEIGHT = 1
-
-Lost = tuple[int, Location, Sequence[Truth]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +56,14 @@ class Searcher:
         storages: Storages,
         codec: WireCodec,
         random: Random,
-        on_lost: Callable[[InstanceShard, list[Lost]], None],
+        prober: Prober,
+        on_lost: Callable[[InstanceShard, list[Probed]], None],
     ) -> None:
         """`on_lost` is told of SERVING locations whose bytes are definitely gone; it must not suspend."""
         self._storages = storages
         self._codec = codec
         self._random = random
+        self._prober = prober
         self._on_lost = on_lost
 
     async def locate(self, shard: InstanceShard, group: InstanceGroup | None, query: LocateQuery, now_us: int) -> Located:
@@ -89,8 +89,7 @@ class Searcher:
         storages = self._storages
         for slot in shard.index.storage_slots():
             name = storages.name_of(slot)
-            backend = storages.backend(name)
-            if backend is None or backend.traits.probe_on_read or not storages.available(name):
+            if not storages.available(name) or self._prober.probes(name):
                 return False
         return True
 
@@ -99,7 +98,7 @@ class Searcher:
         total = len(keys)
         done = shard.index.serving_run(keys, parts)
         while done < total:
-            chosen = self._choose(shard, keys[done], {})
+            chosen = self._choose(shard, keys[done], frozenset())
             if chosen is None:
                 break
             parts.append(chosen[0])
@@ -136,36 +135,15 @@ class Searcher:
         doubtful = await self._probe(shard, keys)
         return [self._choose(shard, key, doubtful) for key in keys]
 
-    async def _probe(self, shard: InstanceShard, keys: Sequence[int]) -> dict[Location, bool]:
-        """Ask probing storages about SERVING locations; returns those that must not be used. Lost ones are reported, wherever they stand."""
-        asked: list[tuple[int, Location, int, int]] = []
-        uris: list[str] = []
-        probing = self._probing_slots(shard)
-        if not probing:
-            return {}
-        for key in dict.fromkeys(keys):
-            for location in shard.index.get(key):
-                if location.header[0] == Status.SERVING and location.storage_slot in probing:
-                    start = len(uris)
-                    uris.extend(uri for _, uri in self._codec.decode(location.wire)[1])
-                    asked.append((key, location, start, len(uris)))
-        if not asked:
-            return {}
-        truths = await self._storages.probe(uris)
-        unusable: dict[Location, bool] = {}
-        lost: list[Lost] = []
-        for key, location, start, end in asked:
-            answers = truths[start:end]
-            if all(answer is Truth.PRESENT for answer in answers):
-                continue
-            unusable[location] = True
-            if all(answer is Truth.ABSENT for answer in answers):
-                lost.append((key, location, answers))
+    async def _probe(self, shard: InstanceShard, keys: Sequence[int]) -> set[Location]:
+        """SERVING locations that must not be used now. Lost ones are reported, wherever they stand in the request."""
+        unusable = [probed for probed in await self._prober.probe(shard, keys) if not probed.usable]
+        lost = [probed for probed in unusable if probed.lost]
         if lost:
             self._on_lost(shard, lost)
-        return unusable
+        return {probed.location for probed in unusable}
 
-    def _choose(self, shard: InstanceShard, key: int, doubtful: dict[Location, bool]) -> Chosen | None:
+    def _choose(self, shard: InstanceShard, key: int, doubtful: Set[Location]) -> Chosen | None:
         """One answer among the usable locations of a key: a storage drawn by weight, its locations merged."""
         usable: dict[int, list[Location]] = {}
         for location in shard.index.get(key):
@@ -195,14 +173,6 @@ class Searcher:
             for name, uri in self._codec.decode(location.wire)[1]:
                 specs.setdefault(name, uri)
         return self._codec.encode(first.type_code, sorted(specs.items())), first.checksum
-
-    def _probing_slots(self, shard: InstanceShard) -> set[int]:
-        probing = set()
-        for slot in shard.index.storage_slots():
-            backend = self._storages.backend(self._storages.name_of(slot))
-            if backend is not None and backend.traits.probe_on_read:
-                probing.add(slot)
-        return probing
 
     def _check_storages(self, shard: InstanceShard, group: InstanceGroup | None) -> None:
         """An unreadable group is an error, not a miss: an engine must not recompute and rewrite everything because a mount is gone."""

@@ -62,3 +62,8 @@ def _type_full(group: InstanceGroup, usage: UsageCounter, kind: StorageType, req
 
 def _names(group: InstanceGroup) -> str:
     return ", ".join(group.storage_candidates) or "(none)"
+
+
+def delete_delay_us(group: InstanceGroup | None) -> int:
+    """How long bytes stay after their location became DELETING, so that readers who hold the URI can finish. Microseconds."""
+    return 1000 * max(0, group.cache_config.reclaim_strategy.delay_before_delete_ms) if group is not None else 1_000_000

@@ -20,23 +20,24 @@ from kvcm.common.errors import InvalidArgument, KvcmError, StorageError
 from kvcm.common.ids import IdSource
 from kvcm.config.model import InstanceGroup
 from kvcm.data_storage.model import Storage
-from kvcm.data_storage.port import AllocationItem, Truth
-from kvcm.manager.deleter import Deleter, Pruner
+from kvcm.data_storage.port import AllocationItem
+from kvcm.manager.deleter import Deleter
 from kvcm.manager.errors import SessionUnknown, WriteLost
 from kvcm.manager.ports import Leadership, Storages, WireCodec
 from kvcm.manager.presence import Presence
-from kvcm.manager.searcher import Lost
-from kvcm.manager.selector import select_storage
+from kvcm.manager.probing import Prober, Pruner
+from kvcm.manager.selector import delete_delay_us, select_storage
 from kvcm.manager.shard import InstanceShard
 from kvcm.manager.write_sessions import WriteSession, WriteSessions, lifetime_us
 from kvcm.meta.errors import KeyLimitReached
-from kvcm.meta.index import Outcome
-from kvcm.meta.location import Block, Location, Status, begin_write, condemn, promote, replace
+from kvcm.meta.location import Block, Location, begin_write, condemn, promote, replace
 from kvcm.meta.usage import UsageCounter
 
 log = logging.getLogger("kvcm.writer")
 
 _RETRY_FINISH_US = 5_000_000
+LATE_WRITER_GRACE_US = 1_000_000
+"""After an expiry the writer may still be at work; deleting a moment later catches most of what it still writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class Writer:
         ids: IdSource,
         leadership: Leadership,
         deleter: Deleter,
+        prober: Prober,
         pruner: Pruner,
         sessions: WriteSessions,
     ) -> None:
@@ -76,6 +78,7 @@ class Writer:
         self._ids = ids
         self._leadership = leadership
         self._deleter = deleter
+        self._prober = prober
         self._pruner = pruner
         self._presence = Presence(storages, codec)
         self.sessions = sessions
@@ -86,9 +89,9 @@ class Writer:
         """Raises InvalidArgument, QuotaReached, NoStorage, KeyLimitReached, AllocationFailed, Overloaded, StorageError; nothing is left then."""
         self.sessions.check_room()
         wanted = self._wanted_specs(shard, request)
-        lost = await self._presence.lost(shard, request.keys)
+        lost = [probed for probed in await self._prober.probe(shard, request.keys) if probed.lost]
         if lost:
-            await self._prune(shard, lost)
+            await self._pruner.prune(shard, lost, delete_delay_us(group))
         fresh = self._presence.missing(shard, request.keys, wanted, request.min_replicas)
         inserted: dict[int, Location] = {}
         if fresh:
@@ -123,9 +126,6 @@ class Writer:
                     raise InvalidArgument(f"location spec group '{name}' is not registered for instance '{shard.instance_id}'")
                 ordered[name] = shard.ordered(shard.spec_groups[name])
         return [ordered[name] for name in request.group_names]
-
-    async def _prune(self, shard: InstanceShard, lost: Sequence[Lost]) -> None:
-        await self._pruner.prune(shard, lost)
 
     async def _insert(
         self, shard: InstanceShard, storage: Storage, request: StartWrite, wanted: Sequence[Sequence[str]], fresh: Sequence[int]
@@ -319,9 +319,3 @@ class Writer:
             raise failure
         self.sessions.end(session)
         return sum(1 for position in gone if succeeded[position])
-
-
-LATE_WRITER_GRACE_US = 1_000_000
-"""After an expiry the writer may still be at work; deleting a moment later catches most of what it still writes."""
-
-__all__ = ["Lost", "Outcome", "StartWrite", "Status", "Truth", "WriteStarted", "Writer"]

@@ -184,9 +184,7 @@ class MetaIndex:
                 self._publish(key, block)
         if not failures:
             return outcomes
-        return [
-            Outcome(False, failures[key]) if outcome.changed and key in failures else outcome for key, outcome in zip(keys, outcomes, strict=True)
-        ]
+        return [Outcome(False, failures[key]) if outcome.changed and key in failures else outcome for key, outcome in zip(keys, outcomes, strict=True)]
 
     def _publish(self, key: int, block: Block) -> None:
         before = self._table.get(key)

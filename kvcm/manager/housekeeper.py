@@ -1,0 +1,55 @@
+"""The manager's background work: expire write sessions, run due deletions, finish removed instances. Thin loops around testable steps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from kvcm.common.clock import Clock
+from kvcm.manager.cache_manager import CacheManager
+
+log = logging.getLogger("kvcm.housekeeper")
+
+_SWEEP_S = 1.0
+_LONGEST_WAIT_S = 5.0
+
+
+class Housekeeper:
+    """Started when leadership is complete, stopped before clean-up."""
+
+    def __init__(self, manager: CacheManager, clock: Clock) -> None:
+        self._manager = manager
+        self._clock = clock
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._forever(self._sweep)), loop.create_task(self._forever(self._delete))]
+
+    async def stop(self) -> None:
+        """Stop the loops. Steps under way belong to the manager and are awaited by its clean-up."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    async def _sweep(self) -> None:
+        await self._manager.sweep()
+        await asyncio.sleep(_SWEEP_S)
+
+    async def _delete(self) -> None:
+        deleter = self._manager.deleter
+        await self._manager.run_due_deletions()
+        due = deleter.next_due_us()
+        wait = _LONGEST_WAIT_S if due is None else (due - self._clock.monotonic_us()) / 1e6
+        if wait > 0:
+            await deleter.wait_for_work(min(wait, _LONGEST_WAIT_S))
+
+    async def _forever(self, step: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await step()
+            except Exception:
+                log.exception("housekeeping_failed step=%s", getattr(step, "__name__", "step"))
+                await asyncio.sleep(_SWEEP_S)

@@ -1,0 +1,40 @@
+"""Removing many blocks page by page (wire contract 4.15, behaviour 3.7)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from kvcm.common.errors import KvcmError
+from kvcm.manager.deleter import Deleter
+from kvcm.manager.shard import InstanceShard
+from kvcm.meta.location import Location, Status
+
+
+@dataclass(frozen=True, slots=True)
+class TrimRange:
+    """SERVING locations created within [begin_s, end_s], both ends included, in seconds since the epoch."""
+
+    begin_s: int
+    end_s: int
+
+    def contains(self, location: Location) -> bool:
+        # The end second counts as a whole: create times are microseconds, the request has seconds.
+        return location.header[0] == Status.SERVING and self.begin_s * 1_000_000 <= location.create_time_us < (self.end_s + 1) * 1_000_000
+
+
+async def trim_keys(deleter: Deleter, shard: InstanceShard, delay_us: int, wanted: TrimRange | None = None) -> int:
+    """Condemn every block (or what `wanted` names); returns the number of locations. A page that fails does not stop the others: the first error
+    is raised at the end."""
+    select = None if wanted is None else lambda _, location: wanted.contains(location)
+    total = 0
+    failure: KvcmError | None = None
+    for page in shard.index.pages():
+        try:
+            total += await deleter.condemn(shard, page, delay_us, select)
+        except KvcmError as error:
+            failure = failure or error
+        await asyncio.sleep(0)  # let requests in between pages
+    if failure is not None:
+        raise failure
+    return total

@@ -1,0 +1,97 @@
+"""Block metadata in a file, written at every change: the `dummy` metadata backend (wire contract 8.3).
+
+One journal per instance, next to the configured path: `<path>.<instance id>`. Meant for tests and single nodes; the design's durable store is Redis.
+A change that did not end in time or failed half-way has an unknown outcome; the journal is serial, so reading it back waits for the write and tells.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+from kvcm.common.errors import InvalidArgument, OutcomeUnknown, StorageError
+from kvcm.common.uri import parse_uri
+from kvcm.data_storage.pool import BlockingPool, PoolRefused, PoolTimeout
+from kvcm.meta.journal import Journal
+from kvcm.meta.location import Block
+from kvcm.meta.record import DamagedRecord, RecordCodec
+
+log = logging.getLogger("kvcm.meta.file")
+
+T = TypeVar("T")
+
+_DEADLINE_S = 10.0
+_PAGE = 256
+_NO_FAILURES: Mapping[int, StorageError] = {}
+
+
+class FileBackend:
+    def __init__(self, uri: str, instance_id: str, records: RecordCodec, pool: BlockingPool) -> None:
+        """`uri`: `file://<path>[?fsync=false]`. Raises InvalidArgument."""
+        parsed = parse_uri(uri)
+        if parsed.scheme != "file" or not parsed.path.startswith("/") or parsed.host:
+            raise InvalidArgument("the storage_uri of a 'dummy' metadata backend must be file:///<absolute path>")
+        self._path = Path(f"{parsed.path}.{quote(instance_id, safe='')}")
+        self._journal = Journal(self._path, fsync=parsed.params.get("fsync") != "false")
+        self._records = records
+        self._pool = pool
+        self._lane = f"meta:{self._path}"
+
+    async def open(self) -> None:
+        await self._run(self._journal.open, "opened")
+
+    async def close(self) -> None:
+        try:
+            await self._run(self._journal.close, "closed")
+        except StorageError as error:
+            log.warning("metadata_file_close_failed: %s", error.message)
+
+    async def load(self) -> AsyncIterator[list[tuple[int, Block]]]:
+        stored = await self._run(self._journal.read, "read")
+        page: list[tuple[int, Block]] = []
+        damaged = self._journal.damaged_lines
+        for key, records in stored.items():
+            try:
+                page.append((int(key), self._records.block_from_list(records)))
+            except (ValueError, DamagedRecord):
+                damaged += 1
+            if len(page) >= _PAGE:
+                yield page
+                page = []
+        if page:
+            yield page
+        if damaged:
+            log.error("metadata_records_damaged file=%s count=%d: they are left out and left in the file", self._path.name, damaged)
+
+    async def apply(self, changes: Mapping[int, Block], fence: int) -> Mapping[int, StorageError]:
+        lines = {str(key): self._records.block_to_list(block) if block else None for key, block in changes.items()}
+        try:
+            accepted = await self._pool.run(self._journal.append, lines, fence, deadline_s=_DEADLINE_S, lane=self._lane)
+        except PoolRefused as error:
+            raise StorageError(f"the metadata file could not be written: {error.message}") from error
+        except (PoolTimeout, OSError) as error:
+            raise OutcomeUnknown("the metadata file did not confirm a change") from error
+        if not accepted:
+            raise StorageError("a newer leader has written to the metadata file; this process must not write any more")
+        return _NO_FAILURES
+
+    async def read(self, keys: Collection[int]) -> Mapping[int, Block]:
+        wanted = {str(key) for key in keys}
+        stored = await self._run(lambda: self._journal.read(wanted), "read")
+        try:
+            return {int(key): self._records.block_from_list(records) for key, records in stored.items()}
+        except DamagedRecord as error:
+            raise StorageError("the metadata file holds a damaged record") from error
+
+    async def sync(self, keys: Collection[int]) -> None:
+        """Every accepted change is on disk already."""
+
+    async def _run(self, job: Callable[[], T], verb: str) -> T:
+        try:
+            return await self._pool.run(job, deadline_s=_DEADLINE_S, lane=self._lane)
+        except (StorageError, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it did not answer in time"
+            raise StorageError(f"the metadata file '{self._path.name}' could not be {verb}: {reason or type(error).__name__}") from error
