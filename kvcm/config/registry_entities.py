@@ -43,9 +43,7 @@ class GroupRegistry:
         check_group(group)
         old = self._known(group.name)
         if old.version != current_version:
-            raise VersionConflict(
-                f"Instance group {group.name!r} has version {old.version}, not {current_version}; read it again before updating it."
-            )
+            raise VersionConflict(f"Instance group {group.name!r} has version {old.version}, not {current_version}; read it again before updating it.")
         if group.version <= current_version:
             raise VersionConflict(f"The new version of instance group {group.name!r} must be greater than {current_version}.")
         await self._put(group, RegistryEventKind.GROUP_UPDATED)

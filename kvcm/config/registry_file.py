@@ -116,9 +116,7 @@ class RegistryFile:
             return []
         bad.append(QuarantinedRecord("instance", "", "the list of instances cannot be read; it is rebuilt from the records"))
         return [
-            key
-            for key in self._raw
-            if key not in TABLES and not key.startswith(OWN_PREFIX) and self._record((self._table(key) or {}).get(key)) is not None
+            key for key in self._raw if key not in TABLES and not key.startswith(OWN_PREFIX) and self._record((self._table(key) or {}).get(key)) is not None
         ]
 
     def _read_table(self, table: Table, bad: list[QuarantinedRecord]) -> dict[str, Record]:

@@ -150,9 +150,7 @@ class StorageRegistry:
         if force or not self._enforce:
             return
         users = sorted(
-            group.name
-            for group in self._core.tables.groups.values()
-            if name in group.storage_candidates or name in group.event_report_storage_candidates
+            group.name for group in self._core.tables.groups.values() if name in group.storage_candidates or name in group.event_report_storage_candidates
         )
         if users:
             raise InUse(

@@ -42,9 +42,7 @@ class Settings:
     leader_elector_lease_ms: int = field(default=10_000, metadata=_key("kvcm.leader_elector.lease_ms"))
     leader_elector_loop_interval_ms: int = field(default=100, metadata=_key("kvcm.leader_elector.loop_interval_ms"))
 
-    service_io_thread_num: int = field(
-        default=0, metadata=_key("kvcm.service.io_thread_num", "HTTP runs on one event loop, the value is ignored", 0)
-    )
+    service_io_thread_num: int = field(default=0, metadata=_key("kvcm.service.io_thread_num", "HTTP runs on one event loop, the value is ignored", 0))
     service_rpc_port: int = field(default=0, metadata=_key("kvcm.service.rpc_port"))
     service_http_port: int = field(default=0, metadata=_key("kvcm.service.http_port"))
     service_admin_rpc_port: int = field(default=0, metadata=_key("kvcm.service.admin_rpc_port"))
@@ -70,34 +68,22 @@ class Settings:
     meta_query_parallel_threshold: int = field(default=256, metadata=_key("kvcm.meta_query.parallel_threshold", _QUERY))
     meta_query_chunk_size: int = field(default=128, metadata=_key("kvcm.meta_query.chunk_size", _QUERY))
 
-    cache_reclaimer_key_sampling_size_total: int = field(
-        default=1000, metadata=_key("kvcm.cache_reclaimer.key_sampling_size_total", _RECLAIM)
-    )
-    cache_reclaimer_key_sampling_size_per_task: int = field(
-        default=100, metadata=_key("kvcm.cache_reclaimer.key_sampling_size_per_task", _RECLAIM)
-    )
+    cache_reclaimer_key_sampling_size_total: int = field(default=1000, metadata=_key("kvcm.cache_reclaimer.key_sampling_size_total", _RECLAIM))
+    cache_reclaimer_key_sampling_size_per_task: int = field(default=100, metadata=_key("kvcm.cache_reclaimer.key_sampling_size_per_task", _RECLAIM))
     cache_reclaimer_del_batch_size: int = field(default=100, metadata=_key("kvcm.cache_reclaimer.del_batch_size", _RECLAIM))
     cache_reclaimer_idle_interval_ms: int = field(default=100, metadata=_key("kvcm.cache_reclaimer.idle_interval_ms", _RECLAIM))
     cache_reclaimer_worker_size: int = field(default=16, metadata=_key("kvcm.cache_reclaimer.worker_size", _RECLAIM))
-    cache_reclaimer_inflight_delete_timeout_ms: int = field(
-        default=60_000, metadata=_key("kvcm.cache_reclaimer.inflight_delete_timeout_ms", _RECLAIM)
-    )
+    cache_reclaimer_inflight_delete_timeout_ms: int = field(default=60_000, metadata=_key("kvcm.cache_reclaimer.inflight_delete_timeout_ms", _RECLAIM))
     cache_reclaimer_pending_location_limit_per_group_type: int = field(
         default=20_000, metadata=_key("kvcm.cache_reclaimer.pending_location_limit_per_group_type", _RECLAIM)
     )
     cache_reclaimer_pending_bytes_limit_per_group_type: int = field(
         default=1 << 40, metadata=_key("kvcm.cache_reclaimer.pending_bytes_limit_per_group_type", _RECLAIM)
     )
-    cache_reclaimer_pending_delete_handler_limit: int = field(
-        default=1024, metadata=_key("kvcm.cache_reclaimer.pending_delete_handler_limit", _RECLAIM)
-    )
+    cache_reclaimer_pending_delete_handler_limit: int = field(default=1024, metadata=_key("kvcm.cache_reclaimer.pending_delete_handler_limit", _RECLAIM))
     cache_reclaimer_pending_bytes_limit: int = field(default=4 << 40, metadata=_key("kvcm.cache_reclaimer.pending_bytes_limit", _RECLAIM))
-    cache_reclaimer_group_lru_min_sampling_ratio: int = field(
-        default=10, metadata=_key("kvcm.cache_reclaimer.group_lru_min_sampling_ratio", _RECLAIM)
-    )
-    cache_reclaimer_group_lru_max_sampling_size: int = field(
-        default=65_536, metadata=_key("kvcm.cache_reclaimer.group_lru_max_sampling_size", _RECLAIM)
-    )
+    cache_reclaimer_group_lru_min_sampling_ratio: int = field(default=10, metadata=_key("kvcm.cache_reclaimer.group_lru_min_sampling_ratio", _RECLAIM))
+    cache_reclaimer_group_lru_max_sampling_size: int = field(default=65_536, metadata=_key("kvcm.cache_reclaimer.group_lru_max_sampling_size", _RECLAIM))
     cache_reclaimer_group_lru_max_delete_requests_per_round: int = field(
         default=128, metadata=_key("kvcm.cache_reclaimer.group_lru_max_delete_requests_per_round", _RECLAIM)
     )
@@ -106,13 +92,9 @@ class Settings:
     cache_gc_scan_interval_ms: int = field(default=1000, metadata=_key("kvcm.cache_gc.scan_interval_ms", _GC))
     cache_gc_round_pause_ms: int = field(default=7_200_000, metadata=_key("kvcm.cache_gc.round_pause_ms", _GC))
     cache_gc_scan_batch_size: int = field(default=256, metadata=_key("kvcm.cache_gc.scan_batch_size", _GC))
-    cache_gc_orphan_writing_grace_period_ms: int = field(
-        default=86_400_000, metadata=_key("kvcm.cache_gc.orphan_writing_grace_period_ms", _GC)
-    )
+    cache_gc_orphan_writing_grace_period_ms: int = field(default=86_400_000, metadata=_key("kvcm.cache_gc.orphan_writing_grace_period_ms", _GC))
     cache_gc_max_inflight_delete_requests: int = field(default=2, metadata=_key("kvcm.cache_gc.max_inflight_delete_requests", _GC))
-    cache_gc_event_report_cleanup_enabled: bool = field(
-        default=True, metadata=_key("kvcm.cache_gc.event_report_cleanup_enabled", _GC, False)
-    )
+    cache_gc_event_report_cleanup_enabled: bool = field(default=True, metadata=_key("kvcm.cache_gc.event_report_cleanup_enabled", _GC, False))
     cache_gc_event_report_action_batch_size: int = field(default=32, metadata=_key("kvcm.cache_gc.event_report_action_batch_size", _GC))
 
     metrics_reporter_type: str = field(
@@ -128,17 +110,13 @@ class Settings:
     metrics_prometheus_prefix: str = field(default="kvcm", metadata=_key("kvcm.metrics.prometheus_prefix"))
     metrics_revisit_interval_buckets: str = field(
         default="",
-        metadata=_key(
-            "kvcm.metrics.revisit_interval_buckets", "revisit intervals are not measured in this version, the value is ignored", ""
-        ),
+        metadata=_key("kvcm.metrics.revisit_interval_buckets", "revisit intervals are not measured in this version, the value is ignored", ""),
     )
     event_publishers_configs: str = field(
         default="",
         metadata=_key("kvcm.event.event_publishers_configs", "events are not published in this version, the value is ignored", ""),
     )
-    affinity_enabled: bool = field(
-        default=False, metadata=_key("kvcm.affinity.enabled", "cache affinity is not part of this version and stays off", False)
-    )
+    affinity_enabled: bool = field(default=False, metadata=_key("kvcm.affinity.enabled", "cache affinity is not part of this version and stays off", False))
 
     # From the process environment only (wire contract 1.4, "extra process environment").
     log_to_console: bool = False

@@ -67,9 +67,7 @@ def _workers(settings: Settings) -> list[str]:
     if not 1 < threads <= _MAX_THREADS:
         problems.append(f"'kvcm.schedule_plan_executor_thread_count' must be from 2 to {_MAX_THREADS}.")
     if not 0 < settings.schedule_plan_migration_worker_budget < max(threads, 2):
-        problems.append(
-            "'kvcm.schedule_plan_migration_worker_budget' must be positive and smaller than 'kvcm.schedule_plan_executor_thread_count'."
-        )
+        problems.append("'kvcm.schedule_plan_migration_worker_budget' must be positive and smaller than 'kvcm.schedule_plan_executor_thread_count'.")
     if not 1 <= settings.meta_query_worker_count <= 64:
         problems.append("'kvcm.meta_query.worker_count' must be from 1 to 64.")
     if not 0 < settings.meta_query_chunk_size <= settings.meta_query_parallel_threshold:
