@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_TYPES: dict[str, tuple[type, ...]] = {"object": (dict,), "array": (list,), "string": (str,), "integer": (int,), "boolean": (bool,)}
+_TYPES: dict[str, type[Any]] = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
 _KNOWN = {
     "description",
     "type",
@@ -87,7 +87,7 @@ def violations(schema: Mapping[str, Any], value: Any, path: str = "") -> list[st
         found += [f"{path}: too many"] if len(value) > schema.get("maxItems", len(value)) else []
         for index, item in enumerate(value):
             found += violations(schema["items"], item, f"{path}[{index}]")
-    elif "properties" in schema:
+    elif isinstance(value, dict) and "properties" in schema:
         found += [f"{path}.{name}: is required" for name in schema.get("required", ()) if name not in value]
         found += [f"{path}.{name}: is unknown" for name in value if name not in schema["properties"]]
         for name, child in schema["properties"].items():

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcm.config.model import CachePreferStrategy, InstanceGroup
+from kvcm.config.registry_rules import check_group, check_storage
 from kvcm.data_storage.model import Storage
+from kvcm.protocol.domain_codec import group_from_proto, group_to_proto, storage_from_proto, storage_to_proto
 from kvcm.resources.duration import MAX_MS, format_duration, parse_duration
 from kvcm.resources.errors import Problem, ResourceError
 from kvcm.resources.group import InstanceGroupResource
@@ -173,6 +175,17 @@ def test_D9_groups_without_a_difference_are_equal_where_a_spec_owns_them(left: J
 @given(st.one_of(storage_documents, group_documents))
 def test_D9_what_the_models_accept_the_schema_accepts(document: Json) -> None:
     assert violations(SCHEMAS[document["kind"]], document) == []
+
+
+@SOME
+@given(storage_documents, group_documents)
+def test_D9_what_a_spec_says_passes_the_wire_and_the_registry_unchanged(storage_document: Json, group_document: Json) -> None:
+    storage = storage_from_resource(_storage(storage_document))
+    check_storage(storage)
+    assert replace(storage_from_proto(storage_to_proto(storage)), enabled=storage.enabled) == storage
+    group = group_from_resource(_group(group_document))
+    check_group(group)
+    assert group_from_proto(group_to_proto(group)) == group
 
 
 @SOME
