@@ -84,6 +84,7 @@ class CacheManager:
         open_metadata: OpenMetadata,
     ) -> None:
         self._registry = registry
+        self._storages = storages
         self._codec = codec
         self._clock = clock
         self._open_metadata = open_metadata
@@ -307,9 +308,21 @@ class CacheManager:
         """After a load: WRITING without a session can never be finished, DELETING was interrupted. Both go on to their end."""
         orphans = 0
         for page in shard.index.pages():
+            self._adopt(shard, page)
             orphans += await self.deleter.condemn(shard, page, self._delay_us(shard), lambda _, location: location.header[0] == Status.WRITING)
         deleting = await self.deleter.redrive(shard, self._delay_us(shard))
         log.info("instance_recovered instance=%s blocks=%d orphan_writes=%d deletions_resumed=%d", shard.instance_id, count, orphans, deleting - orphans)
+
+    def _adopt(self, shard: InstanceShard, keys: Sequence[int]) -> None:
+        """Tell the storages which places are in use, so that a packed file goes with its last block and never before."""
+        places: dict[int, list[str]] = {}
+        for key in keys:
+            for location in shard.index.get(key):
+                places.setdefault(location.storage_slot, []).extend(uri for _, uri in self._codec.decode(location.wire)[1])
+        for slot, uris in places.items():
+            backend = self._storages.backend(self._storages.name_of(slot))
+            if backend is not None:
+                backend.adopt(uris)
 
     async def _uncut(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a mutation to its end even if the caller is cancelled."""

@@ -25,15 +25,17 @@ MAX_TRACE_ID_CHARS = 256
 
 
 class Call:
-    """What a handler may know about the call besides its request. `group` and `instance` are set by handlers for metrics."""
+    """What a handler may know about the call besides its request. `group`, `instance` and the block counts are set by handlers for metrics."""
 
-    __slots__ = ("group", "instance", "now_us", "request_id")
+    __slots__ = ("group", "hit_blocks", "instance", "now_us", "queried_blocks", "request_id")
 
     def __init__(self, request_id: str, now_us: int) -> None:
         self.request_id = request_id
         self.now_us = now_us
         self.group = ""
         self.instance = ""
+        self.queried_blocks = 0
+        self.hit_blocks = 0
 
 
 Reply = tuple[int, bytes]
