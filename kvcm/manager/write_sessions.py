@@ -42,7 +42,7 @@ class WriteSessions:
     def __init__(self, max_sessions: int = DEFAULT_MAX_SESSIONS) -> None:
         self._sessions: dict[str, WriteSession] = {}
         self._by_deadline: list[tuple[int, str]] = []
-        self._held: dict[tuple[str, int, str], int] = {}
+        self._held: dict[tuple[str, int, bytes], int] = {}
         self._max = max_sessions
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class WriteSessions:
         heapq.heappush(self._by_deadline, (session.deadline_us, session.session_id))
         for key, location in zip(session.keys, session.locations, strict=True):
             if location is not None:
-                mark = (session.instance_id, key, location.location_id)
+                mark = (session.instance_id, key, location.raw_id)
                 self._held[mark] = self._held.get(mark, 0) + 1
 
     def get(self, session_id: str) -> WriteSession | None:
@@ -78,7 +78,7 @@ class WriteSessions:
         if location is None:
             return
         session.locations[position] = None
-        mark = (session.instance_id, session.keys[position], location.location_id)
+        mark = (session.instance_id, session.keys[position], location.raw_id)
         left = self._held[mark] - 1
         if left:
             self._held[mark] = left
@@ -120,4 +120,4 @@ class WriteSessions:
 
     def holds(self, instance_id: str, key: int, location_id: str) -> bool:
         """Does an open or claimed session still own this location? Keyed by block too: ids are only unique inside a block."""
-        return (instance_id, key, location_id) in self._held
+        return (instance_id, key, location_id.encode("ascii").ljust(8, b"\0")) in self._held

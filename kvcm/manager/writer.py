@@ -133,7 +133,7 @@ class Writer:
         """Allocate and insert; position -> WRITING location for the keys that are really ours."""
         keys = [request.keys[position] for position in fresh]
         room = shard.index.max_key_count - shard.index.key_count
-        if sum(1 for key in keys if not shard.index.get(key)) > room:
+        if len(keys) > room and sum(1 for key in keys if not shard.index.get(key)) > room:
             raise KeyLimitReached(
                 f"instance '{shard.instance_id}' holds {shard.index.key_count} of {shard.index.max_key_count} blocks; remove blocks or raise the limit"
             )

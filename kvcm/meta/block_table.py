@@ -42,8 +42,8 @@ class BlockTable:
         assert wire is not None, "a plain header always has its wire bytes"
         return (Location(meta, wire),)
 
-    def put(self, key: int, block: Block) -> None:
-        """Replace a block; an empty one is removed."""
+    def put(self, key: int, block: Block, before: Block) -> None:
+        """Replace a block; an empty one is removed. `before` is what `get` says now: the caller knows it, so it is not looked up again."""
         if not block:
             self._wire.discard(key)
             self._meta.discard(key)
@@ -53,7 +53,8 @@ class BlockTable:
             self._wire.set(key, first.wire)
             self._meta.set(key, first.header)
             return
-        self._wire.discard(key)
+        if len(before) == 1 and before[0].header[0] == Status.SERVING:
+            self._wire.discard(key)
         self._meta.set(key, _pack(block))
 
     def serving_run(self, keys: Sequence[int], out: list[bytes]) -> int:
@@ -65,6 +66,9 @@ class BlockTable:
 
 
 def _pack(block: Block) -> bytes:
+    if len(block) == 1:
+        header, wire = block[0]
+        return b"".join((_MARK, header, _LENGTH.pack(len(wire)), wire))
     parts = [_MARK]
     for header, wire in block:
         parts += (header, _LENGTH.pack(len(wire)), wire)

@@ -12,7 +12,7 @@ Cancelling a mutation half-way would leave memory and store apart, so callers ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvcm.common.errors import KvcmError, NotReady, OutcomeUnknown, StorageError
@@ -94,16 +94,17 @@ class MetaIndex:
         unique = keys if len(keys) == 1 else dict.fromkeys(keys)
         ticket = await self._gate.acquire(unique)
         try:
-            changes, outcomes = self._plan_all(keys, plan)
+            before: dict[int, Block] = {}
+            changes, outcomes = self._plan_all(keys, plan, before)
             if not changes:
                 return outcomes
-            new_keys = sum(1 for key, block in changes.items() if block and key not in self._table)
+            new_keys = sum(1 for key, block in changes.items() if block and not before[key])
             self._reserved += new_keys
             try:
                 failures = await self._store(changes, fence)
             finally:
                 self._reserved -= new_keys
-            return self._settle(keys, changes, outcomes, failures)
+            return self._settle(keys, changes, before, outcomes, failures)
         finally:
             self._gate.release(unique, ticket)
 
@@ -120,13 +121,13 @@ class MetaIndex:
     async def recover(self) -> int:
         """Load every stored block into an empty index and count anew; returns the number of blocks."""
         async for page in self._backend.load():
-            for key, block in page:
-                self._publish(key, block)
+            self._publish([(key, self._table.get(key), block) for key, block in page])
         return len(self._table)
 
     # -- inside --------------------------------------------------------------------------------------------------------------------------------
 
-    def _plan_all(self, keys: Sequence[int], plan: Plan) -> tuple[dict[int, Block], list[Outcome]]:
+    def _plan_all(self, keys: Sequence[int], plan: Plan, before: dict[int, Block]) -> tuple[dict[int, Block], list[Outcome]]:
+        """Planned blocks of the keys that change, and an outcome per position; `before` receives those keys' published blocks."""
         changes: dict[int, Block] = {}
         outcomes: list[Outcome] = []
         room = self.max_key_count - len(self._table) - self._reserved
@@ -147,6 +148,8 @@ class MetaIndex:
                     outcomes.append(Outcome(False, KeyLimitReached(f"the index is full: it holds its limit of {self.max_key_count} blocks")))
                     continue
                 room -= 1
+            if planned is None:
+                before[key] = seen
             changes[key] = wanted
             outcomes.append(_CHANGED)
         return changes, outcomes
@@ -175,34 +178,49 @@ class MetaIndex:
                 continue
             failures[key] = unknown if stored == self._table.get(key) else StateChanged("the stored block is neither the old nor the new one")
             if stored != self._table.get(key):
-                self._publish(key, stored)
+                self._publish([(key, self._table.get(key), stored)])
         return failures
 
-    def _settle(self, keys: Sequence[int], changes: Mapping[int, Block], outcomes: list[Outcome], failures: Mapping[int, KvcmError]) -> list[Outcome]:
-        for key, block in changes.items():
-            if key not in failures:
-                self._publish(key, block)
+    def _settle(
+        self,
+        keys: Sequence[int],
+        changes: Mapping[int, Block],
+        before: Mapping[int, Block],
+        outcomes: list[Outcome],
+        failures: Mapping[int, KvcmError],
+    ) -> list[Outcome]:
+        self._publish((key, before[key], block) for key, block in changes.items() if key not in failures)
         if not failures:
             return outcomes
         return [Outcome(False, failures[key]) if outcome.changed and key in failures else outcome for key, outcome in zip(keys, outcomes, strict=True)]
 
-    def _publish(self, key: int, block: Block) -> None:
-        before = self._table.get(key)
-        self._table.put(key, block)
-        if not before:
-            self.usage.add_keys(1)
-        if not block:
-            self.usage.add_keys(-1)
-            self.access.forget(key)
-        if len(before) == len(block) == 1 and before[0].header[1:] == block[0].header[1:]:
-            return  # only the state changed: no byte came or went
-        for location in before:
-            self._count(location, -1)
-        for location in block:
-            self._count(location, 1)
+    def _publish(self, changes: Iterable[tuple[int, Block, Block]]) -> None:
+        """Make (key, block until now, new block) visible and count keys and bytes, once for all of them."""
+        put = self._table.put
+        new_keys = 0
+        bytes_of: dict[int, int] = {}
+        for key, old, new in changes:
+            put(key, new, old)
+            if not old:
+                new_keys += 1
+            if not new:
+                new_keys -= 1
+                self.access.forget(key)
+            if len(old) == len(new) == 1 and old[0].header[1:] == new[0].header[1:]:
+                continue  # only the state changed: no byte came or went
+            for location in old:
+                self._count(location, -1, bytes_of)
+            for location in new:
+                self._count(location, 1, bytes_of)
+        for type_code, delta in bytes_of.items():
+            if delta:
+                self.usage.add_bytes(type_code, delta)
+        if new_keys:
+            self.usage.add_keys(new_keys)
 
-    def _count(self, location: Location, sign: int) -> None:
-        self.usage.add_bytes(location.type_code, sign * location.size)
+    def _count(self, location: Location, sign: int, bytes_of: dict[int, int]) -> None:
+        type_code = location.header[1]
+        bytes_of[type_code] = bytes_of.get(type_code, 0) + sign * location.size
         slot = location.storage_slot
         count = self._slot_counts.get(slot, 0) + sign
         if count:

@@ -80,6 +80,11 @@ class Location(NamedTuple):
         return int.from_bytes(self.header[13:21], "little")
 
     @property
+    def raw_id(self) -> bytes:
+        """The id as stored: eight bytes, padded with zeros."""
+        return self.header[21:29]
+
+    @property
     def location_id(self) -> str:
         return self.header[21:29].rstrip(b"\0").decode("ascii")
 
