@@ -106,9 +106,7 @@ class RequestMetrics:
         cells += [((api, known.group, name), cell) for name, known in self._instances.items() for api, cell in known.cells.items()]
         yield Family("service.query_counter", "counter", "Calls answered.", _LABELS, [(labels, cell.calls) for labels, cell in cells])
         yield Family("service.error_counter", "counter", "Calls answered with an error.", _LABELS, [(labels, cell.errors) for labels, cell in cells])
-        yield Family(
-            "service.query_time_us_sum", "counter", "Microseconds spent on calls.", _LABELS, [(labels, cell.total_us) for labels, cell in cells]
-        )
+        yield Family("service.query_time_us_sum", "counter", "Microseconds spent on calls.", _LABELS, [(labels, cell.total_us) for labels, cell in cells])
         yield Family("service.query_rt_us", "gauge", "Microseconds of the last call.", _LABELS, [(labels, cell.last_us) for labels, cell in cells])
         yield Family("service.error_code", "gauge", "Code of the last call, 1 is OK.", _LABELS, [(labels, cell.last_code) for labels, cell in cells])
         yield Histogram(

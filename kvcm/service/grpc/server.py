@@ -1,0 +1,95 @@
+"""gRPC listeners: transport-free services behind grpc.aio (design D1, D2; wire contract 1.1, 3.5).
+
+The hot path is `_Handler.__call__`: parse, dispatch, hand the reply bytes over. Serialisers are the identity, so a reply is never built twice.
+The gRPC status is OK for every answered call; errors are in the reply's header.
+
+Dangers: two managers on one port must fail instead of sharing it (SO_REUSEPORT is gRPC's default); a client that hangs up cancels the handler,
+which is why the manager runs mutations in tasks of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from kvcm.service.errors import PortInUse
+from kvcm.service.in_flight import InFlight
+from kvcm.service.rpc import Dispatcher, Rpc, Service
+
+MAX_REQUEST_BYTES = 4 << 20
+MAX_REPLY_BYTES = 64 << 20
+MAX_CONCURRENT_RPCS = 4096
+_BIND_HOST = "0.0.0.0"
+_log = logging.getLogger("kvcm.service.grpc")
+
+_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_send_message_length", MAX_REPLY_BYTES),
+    # Clients of the contract ping every 10 s, also while no call runs; the default would answer them with GOAWAY.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    # A peer that vanished without a word frees its connection within two minutes.
+    ("grpc.keepalive_time_ms", 90_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+)
+
+
+class GrpcListener:
+    """One port. `extra` handlers (health) come after the services. Start it on the loop that serves."""
+
+    def __init__(self, services: Sequence[Service], dispatcher: Dispatcher, in_flight: InFlight, extra: Sequence[grpc.GenericRpcHandler[Any, Any]] = ()) -> None:
+        handlers = {f"/{service.full_name}/{rpc.name}": _method(rpc, dispatcher, in_flight) for service in services for rpc in service.rpcs.values()}
+        self._handlers = (_Table(handlers), *extra)
+        self._server: Any = None
+        self.port = 0
+
+    async def start(self, port: int, key: str) -> int:
+        """Listen on `port` (0: any free one) and return the real one. Raises PortInUse; `key` is the setting to name in its message."""
+        server = grpc.aio.server(handlers=self._handlers, options=_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS)
+        try:
+            self.port = server.add_insecure_port(f"{_BIND_HOST}:{port}")
+        except RuntimeError:
+            self.port = 0
+        if not self.port:
+            raise PortInUse(f"Port {port} ({key}) cannot be opened for gRPC: another process uses it, or it is not allowed.")
+        await server.start()
+        self._server = server
+        return self.port
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls at once, let running ones end for `grace_s` seconds, then cut them. Idempotent."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(grace_s)
+
+
+class _Table(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
+    def __init__(self, handlers: dict[str, Any]) -> None:
+        self._handlers = handlers
+
+    def service(self, handler_call_details: Any) -> Any:
+        return self._handlers.get(handler_call_details.method)
+
+
+def _method(rpc: Rpc, dispatcher: Dispatcher, in_flight: InFlight) -> Any:
+    parse = rpc.request_cls.FromString
+    call = dispatcher.call
+
+    async def handle(request: bytes, context: Any) -> bytes:
+        try:
+            message = parse(request)
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request is not a valid {rpc.request_cls.DESCRIPTOR.name} message")
+        in_flight.count += 1
+        try:
+            return await call(rpc, message)
+        finally:
+            in_flight.count -= 1
+
+    return grpc.unary_unary_rpc_method_handler(handle)

@@ -1,0 +1,1 @@
+"""HTTP: the JSON API, metrics and health behind FastAPI and uvicorn."""

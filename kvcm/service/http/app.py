@@ -1,0 +1,138 @@
+"""The JSON API of one listener (wire contract 3.1-3.4) and what only the admin listener has: metrics and health.
+
+`POST /api/<rpc name, first letter lower>`. Every answered call is 200; 400 and `{}` for a body that is not JSON for the message; 404 and a text for an
+unknown path and for any other method. Content types are not looked at.
+
+Dangers: a body that never ends or never comes (limits below). Reading JSON is work on the loop: about 10 ms per megabyte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from kvcm.metrics.registry import CONTENT_TYPE, Metrics
+from kvcm.protocol.json_codec import JsonBodyError, json_to_message, message_to_json
+from kvcm.service.in_flight import InFlight
+from kvcm.service.rpc import Dispatcher, Rpc, Service
+
+MAX_BODY_BYTES = 16 << 20
+_MAX_DISCARDED_BYTES = 4 * MAX_BODY_BYTES
+BODY_DEADLINE_S = 10.0
+HEALTHY = b'{"status":"OK"}'
+_NOTHING = b"{}"
+_CLOSE = {"connection": "close"}
+_log = logging.getLogger("kvcm.service.http")
+
+
+class _BodyRefused(Exception):
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+def build_app(services: Sequence[Service], dispatcher: Dispatcher, in_flight: InFlight, extra: Sequence[BaseRoute] = ()) -> FastAPI:
+    """The application of one listener; `extra` comes from `admin_routes`."""
+    routes: list[BaseRoute] = [_route(rpc, dispatcher, in_flight) for service in services for rpc in service.rpcs.values()]
+    app = FastAPI(title="KVCM", routes=[*routes, *extra], docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.add_exception_handler(HTTPException, _not_found)
+    return app
+
+
+def admin_routes(services: Sequence[Service], dispatcher: Dispatcher, metrics: Metrics | None) -> list[BaseRoute]:
+    """`GET /api/healthy`, and `GET /metrics` unless `metrics` is None. One of `services` must have CheckHealth."""
+    check = next(service.rpcs["CheckHealth"] for service in services if "CheckHealth" in service.rpcs)
+    routes: list[BaseRoute] = [Route("/api/healthy", _healthy(check, dispatcher), methods=["GET"])]
+    if metrics is not None:
+        routes.append(Route("/metrics", _metrics(metrics), methods=["GET"]))
+    return routes
+
+
+def path_of(rpc_name: str) -> str:
+    return f"/api/{rpc_name[:1].lower()}{rpc_name[1:]}"
+
+
+def _route(rpc: Rpc, dispatcher: Dispatcher, in_flight: InFlight) -> Route:
+    async def handle(request: Request) -> Response:
+        try:
+            body = await _read(request)
+            message = json_to_message(body, rpc.request_cls)
+        except JsonBodyError:
+            return Response(_NOTHING, 400)
+        except _BodyRefused as refused:
+            # The rest of the body would be taken for the next request.
+            return Response(_NOTHING, refused.status, _CLOSE)
+        in_flight.count += 1
+        try:
+            reply = await dispatcher.call(rpc, message)
+        finally:
+            in_flight.count -= 1
+        try:
+            return _json(message_to_json(rpc.response_cls.FromString(reply)))
+        except Exception:
+            _log.exception("reply_not_serialisable api=%s", rpc.name)
+            return Response(_NOTHING, 500)
+
+    return Route(path_of(rpc.name), handle, methods=["POST"])
+
+
+async def _read(request: Request) -> bytes:
+    """The whole body. Raises _BodyRefused: 413 too long, 408 too slow, 400 gone."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced[:20]) > _MAX_DISCARDED_BYTES:
+        raise _BodyRefused(413)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > _MAX_DISCARDED_BYTES:
+                    break
+                if size <= MAX_BODY_BYTES:
+                    chunks.append(chunk)
+                else:
+                    # Read on without keeping it: a client sees our answer only if we do not hang up while it sends.
+                    chunks.clear()
+    except TimeoutError:
+        raise _BodyRefused(408) from None
+    except ClientDisconnect:
+        raise _BodyRefused(400) from None
+    if size > MAX_BODY_BYTES:
+        raise _BodyRefused(413)
+    return b"".join(chunks)
+
+
+def _healthy(check: Rpc, dispatcher: Dispatcher):  # type: ignore[no-untyped-def]
+    async def handle(request: Request) -> Response:
+        reply = check.response_cls.FromString(await dispatcher.call(check, check.request_cls()))
+        if getattr(reply, "is_health", False):
+            return _json(HEALTHY)
+        return Response(message_to_json(reply), 503, media_type="application/json")
+
+    return handle
+
+
+def _metrics(metrics: Metrics):  # type: ignore[no-untyped-def]
+    async def handle(request: Request) -> Response:
+        try:
+            return Response(await metrics.render(), headers={"content-type": CONTENT_TYPE})
+        except TimeoutError:
+            return Response("The metrics page took too long to write.", 503)
+
+    return handle
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, headers={"content-type": "application/json"})
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    """Whatever the router refuses is "not found", a wrong method too."""
+    return Response("404 Not Found", 404, media_type="text/plain")

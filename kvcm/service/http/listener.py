@@ -1,0 +1,98 @@
+"""One HTTP port: a bound socket and a uvicorn server on the running loop. No signal handlers of its own, no access log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from kvcm.service.errors import PortInUse
+from kvcm.service.http.protocol import LimitedProtocol
+
+MAX_CONNECTIONS = 2048
+KEEP_ALIVE_S = 75
+_BACKLOG = 1024
+_BIND_HOST = "0.0.0.0"
+_log = logging.getLogger("kvcm.service.http")
+
+
+class HttpListener:
+    """`bind` early, so that the real port is known before anything is built on it; then `start` and `stop`."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.port = 0
+
+    def bind(self, port: int, key: str) -> int:
+        """Take `port` (0: any free one) and return the real one. Raises PortInUse; `key` is the setting to name in its message."""
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            # Only past connections in TIME_WAIT may be ignored with this; a second listener still fails.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((_BIND_HOST, port))
+            # Listening now makes a second manager fail here and not later.
+            sock.listen(_BACKLOG)
+        except OSError as error:
+            sock.close()
+            raise PortInUse(f"Port {port} ({key}) cannot be opened for HTTP: {error.strerror or 'it is not available'}.") from None
+        sock.setblocking(False)
+        self._socket = sock
+        self.port = int(sock.getsockname()[1])
+        return self.port
+
+    async def start(self, app: FastAPI, grace_s: float) -> None:
+        """Serve `app` on the bound socket; returns when connections are accepted. At a stop, requests have `grace_s` seconds to end."""
+        if self._socket is None:
+            raise ValueError("bind first")
+        config = uvicorn.Config(
+            app,
+            http=LimitedProtocol,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            backlog=_BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=max(1, int(grace_s)),
+        )
+        self._server = _Server(config)
+        self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
+        ready = asyncio.ensure_future(self._server.ready.wait())
+        done, _ = await asyncio.wait({self._task, ready}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if ready not in done:
+            raise PortInUse(f"The HTTP listener on port {self.port} did not start.")
+
+    async def stop(self) -> None:
+        """Stop accepting, let requests end, then cut them. Idempotent."""
+        if self._server is not None and self._task is not None:
+            self._server.should_exit = True
+            task, self._task = self._task, None
+            await asyncio.gather(task, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the process's matter (see kvcm.cli.serve)."""
+        yield
