@@ -36,7 +36,7 @@ SIZE = 10_000  # not a multiple of a page, so that punched ranges have ragged en
 class World:
     def __init__(self, root: Path, per_file: int = 1, *, dummy: bool = False) -> None:
         self.root, self.fs, self.ids = root, FaultyFs(), SeededIds(3)
-        self.pool = BlockingPool(threads=2)
+        self.pool = BlockingPool(threads=4)
         if dummy:
             storage = Storage("d", StorageType.DUMMY, DummySpec(str(root), per_file))
             self.backend: FileSystemBackend = DummyBackend(storage, self.pool, FakeClock(), self.ids, fs=self.fs)
