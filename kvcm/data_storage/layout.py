@@ -91,9 +91,7 @@ def folder_prefix(path: str) -> str:
     return path.rstrip("/") + "/"
 
 
-def _layout(
-    storage: Storage, path_prefix: str, keys_per_file: int, traits: BackendTraits, must_exist: str | None = None, touch: bool = False
-) -> Layout:
+def _layout(storage: Storage, path_prefix: str, keys_per_file: int, traits: BackendTraits, must_exist: str | None = None, touch: bool = False) -> Layout:
     check_storage_name(storage.name)
     check_root(storage.name, path_prefix)
     return Layout(storage.type.type_name, storage.name, path_prefix, keys_per_file, traits, must_exist, touch)
