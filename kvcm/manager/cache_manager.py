@@ -307,8 +307,10 @@ class CacheManager:
     async def _resume(self, shard: InstanceShard, count: int) -> None:
         """After a load: WRITING without a session can never be finished, DELETING was interrupted. Both go on to their end."""
         orphans = 0
-        for page in shard.index.pages():
+        for page in shard.index.pages():  # all of them before the first deletion: a packed file must know every block that lives in it
             self._adopt(shard, page)
+            await asyncio.sleep(0)
+        for page in shard.index.pages():
             orphans += await self.deleter.condemn(shard, page, self._delay_us(shard), lambda _, location: location.header[0] == Status.WRITING)
         deleting = await self.deleter.redrive(shard, self._delay_us(shard))
         log.info("instance_recovered instance=%s blocks=%d orphan_writes=%d deletions_resumed=%d", shard.instance_id, count, orphans, deleting - orphans)
