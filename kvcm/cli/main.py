@@ -14,15 +14,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from kvcm.cli import apply, get
+from kvcm.cli import apply, get, serve
 from kvcm.cli.output import say
 from kvcm.common.errors import KvcmError
 
 TRACEBACK_VARIABLE = "KVCM_TRACEBACK"
-# Extend here: `serve.register`, `replay.register`, ...
+# Extend here: `replay.register`, ...
 _COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
     apply.register,
     get.register,
+    serve.register,
 )
 
 

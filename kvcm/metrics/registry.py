@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -75,6 +76,12 @@ class Metrics:
 
     def purge_storage(self, name: str) -> None:
         self._purge("unique_name", name)
+
+    def keep_instances(self, existing: Collection[str]) -> None:
+        """Forget the series of every other instance."""
+        for name in self.requests.instances():
+            if name not in existing:
+                self.purge_instance(name)
 
     def close(self) -> None:
         self._writer.shutdown(wait=False, cancel_futures=True)

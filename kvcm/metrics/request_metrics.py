@@ -25,14 +25,18 @@ class CallLabels(Protocol):
 
     group: str
     instance: str
+    queried_blocks: int
+    hit_blocks: int
 
 
 class _Cell:
-    __slots__ = ("calls", "errors", "last_code", "last_us", "total_us")
+    __slots__ = ("calls", "errors", "hit_blocks", "last_code", "last_us", "queried_blocks", "total_us")
 
     def __init__(self) -> None:
         self.calls = 0
         self.errors = 0
+        self.hit_blocks = 0
+        self.queried_blocks = 0
         self.total_us = 0
         self.last_us = 0
         self.last_code = _OK
@@ -91,8 +95,15 @@ class RequestMetrics:
         cell.total_us += elapsed_us
         cell.last_us = elapsed_us
         cell.last_code = code
+        if call.queried_blocks:
+            cell.queried_blocks += call.queried_blocks
+            cell.hit_blocks += call.hit_blocks
         if code != _OK:
             cell.errors += 1
+
+    def instances(self) -> list[str]:
+        """Those that have series."""
+        return list(self._instances)
 
     def purge_instance(self, instance_id: str) -> None:
         self._instances.pop(instance_id, None)
@@ -109,6 +120,10 @@ class RequestMetrics:
         yield Family("service.query_time_us_sum", "counter", "Microseconds spent on calls.", _LABELS, [(labels, cell.total_us) for labels, cell in cells])
         yield Family("service.query_rt_us", "gauge", "Microseconds of the last call.", _LABELS, [(labels, cell.last_us) for labels, cell in cells])
         yield Family("service.error_code", "gauge", "Code of the last call, 1 is OK.", _LABELS, [(labels, cell.last_code) for labels, cell in cells])
+        read = [(labels, cell) for labels, cell in cells if cell.queried_blocks]
+        queried, hits = [(labels, cell.queried_blocks) for labels, cell in read], [(labels, cell.hit_blocks) for labels, cell in read]
+        yield Family("manager.get_cache_location_query_block_counter", "counter", "Blocks that reads asked for.", _LABELS, queried)
+        yield Family("manager.get_cache_location_hit_block_counter", "counter", "Blocks that reads found.", _LABELS, hits)
         yield Histogram(
             "service.query_seconds",
             "Time from the parsed request to the reply.",

@@ -43,7 +43,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
 class GrpcListener:
     """One port. `extra` handlers (health) come after the services. Start it on the loop that serves."""
 
-    def __init__(self, services: Sequence[Service], dispatcher: Dispatcher, in_flight: InFlight, extra: Sequence[grpc.GenericRpcHandler[Any, Any]] = ()) -> None:
+    def __init__(self, services: Sequence[Service], dispatcher: Dispatcher, in_flight: InFlight, extra: Sequence[Any] = ()) -> None:
         handlers = {f"/{service.full_name}/{rpc.name}": _method(rpc, dispatcher, in_flight) for service in services for rpc in service.rpcs.values()}
         self._handlers = (_Table(handlers), *extra)
         self._server: Any = None

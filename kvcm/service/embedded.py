@@ -1,0 +1,102 @@
+"""A manager inside another Python process, on a thread with a loop of its own: for tools that need one for the length of a `with` block.
+
+It serves on free ports of all interfaces, as any manager does. Logging and the garbage collector stay as the host process has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+
+import uvloop
+
+from kvcm.common.errors import NotReady
+from kvcm.config.settings import Settings, load_settings
+from kvcm.service.cluster import Endpoint
+from kvcm.service.server import ManagerServer
+
+_LOCAL = "127.0.0.1"
+READY_S = 15.0
+STOP_S = 40.0
+
+
+def settings_from(pairs: Mapping[str, str] | None) -> Settings:
+    """Settings from dotted keys; everything else has its default, and port 0 means any free one. Raises SettingsError."""
+    return load_settings(None, [f"{key}={value}" for key, value in (pairs or {}).items()], {}).settings
+
+
+class EmbeddedManager:
+    """`with EmbeddedManager({...}) as manager:` has a serving manager at `manager.meta_address`. Raises what ManagerServer.start raises, and NotReady."""
+
+    def __init__(self, settings: Mapping[str, str] | None = None, *, ready_s: float = READY_S) -> None:
+        self._settings = settings_from(settings)
+        self._ready_s = ready_s
+        self._thread = threading.Thread(target=self._run, name="kvcm-embedded", daemon=True)
+        self._up = threading.Event()
+        self._error: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self.endpoint = Endpoint()
+
+    @property
+    def meta_address(self) -> str:
+        """host:port of the metadata gRPC service."""
+        return f"{_LOCAL}:{self.endpoint.meta_rpc_port}"
+
+    @property
+    def admin_address(self) -> str:
+        """host:port of the admin gRPC service."""
+        return f"{_LOCAL}:{self.endpoint.admin_rpc_port}"
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{_LOCAL}:{self.endpoint.meta_http_port}"
+
+    @property
+    def admin_http_url(self) -> str:
+        return f"http://{_LOCAL}:{self.endpoint.admin_http_port}"
+
+    def __enter__(self) -> EmbeddedManager:
+        self._thread.start()
+        self._up.wait()
+        if self._error is not None:
+            self._thread.join(STOP_S)
+            raise self._error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._loop is not None and self._stop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._up.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        server = ManagerServer(self._settings)
+        try:
+            self.endpoint = await server.start()
+            await wait_ready(server, self._ready_s)
+            self._up.set()
+            await self._stop.wait()
+        finally:
+            await server.stop()
+
+
+async def wait_ready(server: ManagerServer, timeout_s: float) -> None:
+    """Raises NotReady when the manager does not serve in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await server.ready()
+    except TimeoutError:
+        raise NotReady(f"The manager did not begin to serve within {timeout_s:g} s; its log says why.") from None

@@ -1,0 +1,74 @@
+"""The ports of one manager and which service is behind which (wire contract 1.1)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from starlette.routing import BaseRoute
+
+from kvcm.config.settings import Settings
+from kvcm.service.cluster import Endpoint
+from kvcm.service.grpc.health import Health
+from kvcm.service.grpc.server import GrpcListener
+from kvcm.service.http.app import build_app
+from kvcm.service.http.listener import HttpListener
+from kvcm.service.in_flight import InFlight
+from kvcm.service.rpc import Dispatcher, Service
+
+
+class Listeners:
+    """`bind_http` first, then `start`; a failure of either leaves what was opened to `stop`.
+
+    Port 0 means any free one. The admin gRPC service has a port of its own only if its setting is not 0 and not the meta port.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._meta_http = HttpListener()
+        self._admin_http = HttpListener()
+        self._grpc: list[GrpcListener] = []
+        self._health: list[Health] = []
+
+    def bind_http(self) -> tuple[int, int]:
+        """Take the two HTTP ports; returns (meta, admin). Raises PortInUse."""
+        return (
+            self._meta_http.bind(self._settings.service_http_port, "kvcm.service.http_port"),
+            self._admin_http.bind(self._settings.service_admin_http_port, "kvcm.service.admin_http_port"),
+        )
+
+    async def start(
+        self,
+        meta: Service,
+        admin: Service,
+        admin_extra: Sequence[BaseRoute],
+        dispatcher: Dispatcher,
+        in_flight: InFlight,
+        may_serve: Callable[[], bool],
+        own: Endpoint,
+        grace_s: float,
+    ) -> Endpoint:
+        """Accept calls on all ports; returns `own` with the real ports. Raises PortInUse."""
+        rpc_port, admin_port = self._settings.service_rpc_port, self._settings.service_admin_rpc_port
+        shared = admin_port in (0, rpc_port)
+
+        async def listen(services: Sequence[Service], port: int, key: str) -> int:
+            health = Health([service.full_name for service in services], may_serve)
+            listener = GrpcListener(services, dispatcher, in_flight, [health.handler()])
+            self._health.append(health)
+            self._grpc.append(listener)
+            return await listener.start(port, key)
+
+        real_rpc = await listen([meta, admin] if shared else [meta], rpc_port, "kvcm.service.rpc_port")
+        real_admin = real_rpc if shared else await listen([admin], admin_port, "kvcm.service.admin_rpc_port")
+        await self._meta_http.start(build_app([meta], dispatcher, in_flight), grace_s)
+        await self._admin_http.start(build_app([admin], dispatcher, in_flight, admin_extra), grace_s)
+        return replace(own, meta_rpc_port=real_rpc, meta_http_port=self._meta_http.port, admin_rpc_port=real_admin, admin_http_port=self._admin_http.port)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls on all ports at once, let running ones end for `grace_s` seconds, cut the rest. Idempotent."""
+        for health in self._health:
+            health.close()
+        stops = [listener.stop(grace_s) for listener in self._grpc]
+        await asyncio.gather(*stops, self._meta_http.stop(), self._admin_http.stop(), return_exceptions=True)

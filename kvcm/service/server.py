@@ -1,0 +1,207 @@
+"""One manager, put together: the only place that knows all parts.
+
+Order (wire contract 1.5): registry store and I/O -> domain -> listeners, which answer SERVER_NOT_LEADER -> election -> recovery -> requests open. `stop`
+goes the other way: no new calls, running ones end, leadership ends (sessions are aborted, the lease is given back), stores close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from kvcm.common.clock import Clock, SystemClock
+from kvcm.common.ids import IdSource, RandomIds
+from kvcm.config.errors import SettingsError
+from kvcm.config.model import InstanceGroup, MetaBackendConfig
+from kvcm.config.registry import Registry
+from kvcm.config.registry_core import RegistryEvent, RegistryEventKind
+from kvcm.config.settings import Settings
+from kvcm.config.startup import MAX_STARTUP_CHARS, default_group, default_storage, parse_startup_config
+from kvcm.config.store import open_store
+from kvcm.coordination.elector import ElectorSettings
+from kvcm.coordination.port import open_coordinator
+from kvcm.coordination.runner import LeaderRunner
+from kvcm.data_storage.factory import open_backend as open_storage
+from kvcm.data_storage.manager import DataStorageManager
+from kvcm.data_storage.model import Storage
+from kvcm.data_storage.pool import BlockingPool
+from kvcm.manager.cache_manager import CacheManager
+from kvcm.manager.housekeeper import Housekeeper
+from kvcm.meta.backend import MetadataBackend
+from kvcm.meta.open_backend import open_backend as open_metadata
+from kvcm.meta.record import RecordCodec
+from kvcm.metrics.loop_monitor import LoopMonitor
+from kvcm.metrics.registry import Metrics
+from kvcm.metrics.request_metrics import RequestMetrics
+from kvcm.protocol.location_encoder import ProtoLocationEncoder
+from kvcm.service.admin_service import build_admin_service
+from kvcm.service.cluster import ClusterSnapshot, Endpoint
+from kvcm.service.errors import NotStarted
+from kvcm.service.host import advertised_host, node_id
+from kvcm.service.http.app import admin_routes
+from kvcm.service.in_flight import InFlight
+from kvcm.service.lifecycle import DRAIN_S, LeaderGate, Lifecycle, Term
+from kvcm.service.listeners import Listeners
+from kvcm.service.live_cluster import LiveCluster
+from kvcm.service.meta_service import build_meta_service
+from kvcm.service.rpc import Dispatcher
+from kvcm.service.state_metrics import ManagerSource, NodeSource, RegistrySource
+from kvcm.service.storage_keeper import StorageKeeper
+
+# Enough for a handful of storages that hang while others work; threads start on demand.
+_IO_THREADS = 8
+_READY_POLL_S = 0.01
+_log = logging.getLogger("kvcm.service.server")
+
+
+class ManagerServer:
+    """Belongs to the loop that calls `start`. `own_process`: nothing else lives in this process, so its garbage collector may be tuned.
+
+    After a failed `start` everything is closed again.
+    """
+
+    def __init__(self, settings: Settings, *, clock: Clock | None = None, ids: IdSource | None = None, own_process: bool = False) -> None:
+        self._settings = settings
+        self._clock: Clock = clock or SystemClock()
+        self._ids: IdSource = ids or RandomIds()
+        self._own_process = own_process
+        self._stack = AsyncExitStack()
+        self._cluster: LiveCluster | None = None
+        self._manager: CacheManager | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """How this node is reached, with the real ports. Raises NotStarted."""
+        return self._started().own
+
+    @property
+    def manager(self) -> CacheManager:
+        """For measuring and tests inside the process; everybody else speaks RPC."""
+        if self._manager is None:
+            raise NotStarted("the manager has not been started")
+        return self._manager
+
+    def snapshot(self) -> ClusterSnapshot:
+        return self._started().snapshot()
+
+    async def start(self) -> Endpoint:
+        """Open all ports and begin to campaign; see `ready`. Raises SettingsError, PortInUse, StorageError, Unsupported, InvalidArgument."""
+        try:
+            return await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def ready(self) -> None:
+        """Until a leader is known, and if it is this node, until it serves. The caller sets the time-out."""
+        while not self.snapshot().is_health:  # noqa: ASYNC110  # health depends on time and on other nodes, no single event tells
+            await asyncio.sleep(_READY_POLL_S)
+
+    async def stop(self) -> None:
+        """Drain and close everything, in bounded time. Idempotent."""
+        await self._stack.aclose()
+
+    def _started(self) -> LiveCluster:
+        if self._cluster is None:
+            raise NotStarted("the manager has not been started")
+        return self._cluster
+
+    async def _start(self) -> Endpoint:
+        settings, clock, ids, stack = self._settings, self._clock, self._ids, self._stack
+        startup = _startup(settings)
+
+        # What blocks, and what outlives every term.
+        pool = BlockingPool(threads=_IO_THREADS, clock=clock)
+        stack.callback(pool.close)
+        store = open_store(settings.registry_storage_uri)
+        stack.push_async_callback(store.close)
+        await store.open()
+        storages = DataStorageManager(lambda storage: open_storage(storage, pool, clock, ids), clock, ids)
+        stack.push_async_callback(storages.close)
+        # Epochs of a coordinator that forgets must go on above the highest one that the store has seen.
+        coordinator = open_coordinator(settings.coordination_uri, clock, (await store.load()).fence)
+        stack.push_async_callback(coordinator.close)
+
+        # The domain.
+        term, in_flight = Term(), InFlight()
+        codec = ProtoLocationEncoder()
+        registry = Registry(store, storages, clock, settings.registry_enforce_references)
+        records = RecordCodec(codec, storages.slot_of)
+
+        def metadata(config: MetaBackendConfig, instance_id: str) -> MetadataBackend:
+            return open_metadata(config, instance_id, records, pool)
+
+        manager = self._manager = CacheManager(registry, storages, codec, clock, ids, Random(), term, metadata)
+        background = (Housekeeper(manager, clock), StorageKeeper(storages, registry))
+        lifecycle = Lifecycle(term, registry, manager, background, in_flight, startup, self._own_process)
+
+        # Leadership.
+        listeners = Listeners(settings)
+        stack.push_async_callback(listeners.stop, 0)
+        _, admin_http = listeners.bind_http()
+        host = advertised_host(settings.service_advertised_host)
+        own = Endpoint(node_id(settings.leader_elector_node_id, host, admin_http), host, custom_info=settings.service_custom_info)
+        elector = ElectorSettings(own.node_id, settings.leader_elector_lease_ms, settings.leader_elector_loop_interval_ms)
+        runner = LeaderRunner(coordinator, clock, elector, lifecycle.promote, lifecycle.demote)
+        gate = LeaderGate(term)
+        gate.follow(runner)
+        cluster = LiveCluster(own, runner, gate, coordinator, clock, settings.leader_elector_loop_interval_ms)
+
+        # Metrics and services.
+        metrics = Metrics(RequestMetrics(lambda name: registry.get_instance(name) is not None), settings.metrics_prometheus_prefix)
+        stack.callback(metrics.close)
+        monitor = LoopMonitor()
+        for source in (monitor, ManagerSource(manager), RegistrySource(registry, manager, storages), NodeSource(cluster, in_flight)):
+            metrics.add(source)
+        registry.on_change(partial(_on_registry_change, metrics, runner, registry))
+        dispatcher = Dispatcher(clock, gate, metrics.requests)
+        meta = build_meta_service(manager, registry, cluster)
+        admin = build_admin_service(manager, registry, cluster)
+        extra = admin_routes([admin], dispatcher, metrics if settings.metrics_enable_prometheus else None)
+
+        # From here on things move.
+        monitor.start()
+        stack.push_async_callback(monitor.stop)
+        stack.push_async_callback(cluster.stop)
+        stack.push_async_callback(runner.stop)
+        stack.push_async_callback(listeners.stop, DRAIN_S)
+        cluster.publish(await listeners.start(meta, admin, extra, dispatcher, in_flight, gate.may_serve, own, DRAIN_S))
+        self._cluster = cluster
+        await runner.start()
+        cluster.start()
+        _log.info("listening node_id=%s meta_rpc=%d admin_http=%d", own.node_id, cluster.own.meta_rpc_port, cluster.own.admin_http_port)
+        return cluster.own
+
+
+def _startup(settings: Settings) -> tuple[Storage | None, InstanceGroup | None]:
+    if not settings.startup_config:
+        return default_storage(), default_group()
+    try:
+        with Path(settings.startup_config).open(encoding="utf-8") as file:
+            text = file.read(MAX_STARTUP_CHARS + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise SettingsError(f"The startup configuration {settings.startup_config!r} cannot be read: {reason}.") from None
+    return parse_startup_config(text)
+
+
+def _on_registry_change(metrics: Metrics, runner: LeaderRunner, registry: Registry, event: RegistryEvent) -> None:
+    match event.kind:
+        case RegistryEventKind.INSTANCE_REMOVED:
+            metrics.purge_instance(event.name)
+        case RegistryEventKind.GROUP_REMOVED:
+            metrics.purge_group(event.name)
+        case RegistryEventKind.STORAGE_REMOVED:
+            metrics.purge_storage(event.name)
+        case RegistryEventKind.RECOVERED:
+            # What another leader removed meanwhile.
+            metrics.keep_instances({instance.instance_id for instance in registry.list_instances()})
+        case RegistryEventKind.FENCED_OUT:
+            _log.error("fenced_out: the registry's store knows a newer leader; stepping down")
+            runner.demote()
+        case _:
+            pass
