@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+
 from kvcm.client.errors import RpcFailed
 from kvcm.client.replay import AuditFailed, fetch_metrics, take_audit, usage_bytes
 from kvcm.client.types import Location, LocationSpec, Metas

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+
 from kvcm.client.errors import ChecksumMismatch, InvalidAddress, ReadFailed, ServiceFull, ServiceInternal, WriteFailed
 from kvcm.client.replay import PrefixOracle, Replay, ReplayFailed, ReplayReport, TraceRequest, block_content, read_trace
 from kvcm.client.transfer import block_checksum

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+
 from kvcm.client.replay import BLOCK_TOKENS, PrefixOracle, TraceError, TraceRequest, read_trace
 from kvcm.client.replay.trace import MAX_LINE_BYTES
 
