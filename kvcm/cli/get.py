@@ -62,7 +62,7 @@ async def _groups(admin: AdminClient) -> list[Json]:
 
 def _group_table(found: list[Json]) -> None:
     print_table(
-        ("NAME", "VERSION", "QUOTA", "STORAGES", "PLACEMENT", "RECLAIM-AT", "MAX-INSTANCES"),
+        ("NAME", "VERSION", "QUOTA", "STORAGES", "PLACEMENT", "MAX-INSTANCES"),
         [
             (
                 item["name"],
@@ -70,7 +70,6 @@ def _group_table(found: list[Json]) -> None:
                 item["quota"]["total"],
                 ",".join(item["storages"]),
                 item["placement"]["preference"],
-                f"{item['reclaim']['usedPercent']}%",
                 item["maxInstances"],
             )
             for item in found

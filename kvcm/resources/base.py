@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
+from kvcm.data_storage.naming import MAX_KEYS_PER_FILE
 from kvcm.resources import duration, quantity
 
 GROUP = "kvcm.io"
@@ -25,21 +26,22 @@ DNS_SUBDOMAIN = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
 # Names on the server become the host part of URIs; engines already use capitals and underscores in them.
 SERVER_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 # Paths are pasted into URIs that nobody percent-encodes, so the characters that end a path there are refused.
-ABSOLUTE_PATH = r"^/[^\s?#/][^\s?#]*$"
-RELATIVE_PATH = r"^[^\s?#/][^\s?#]*$"
+ABSOLUTE_PATH = r"^/[^\s?&#\\/][^\s?&#\\]*$"
+RELATIVE_PATH = r"^[^\s?&#\\/][^\s?&#\\]*$"
 HOST = r"^[A-Za-z0-9._:\[\]-]+$"
 SERVICE_URI = r"^[^\s@]+$"
-FILE_URI = r"^file:///[^\s?#]+$"
+# Not a directory: the file of an instance is this path with `.<instance id>` behind it.
+FILE_URI = r"^file:///([^\s?#]*[^\s?#/])$"
 
 # What a text must look like, for people; the pattern itself helps nobody.
 PATTERN_SENTENCES = {
     DNS_SUBDOMAIN: "must consist of lower-case letters, digits, '-' and '.', and begin and end with a letter or digit",
     SERVER_NAME: "must consist of letters, digits, '-', '_' and '.', and begin and end with a letter or digit",
-    ABSOLUTE_PATH: "must be an absolute path below '/', without spaces, '?' and '#'",
-    RELATIVE_PATH: "must be a relative path (no leading '/'), without spaces, '?' and '#'",
+    ABSOLUTE_PATH: "must be an absolute path below '/', without spaces, '?', '&', '#' and '\\'",
+    RELATIVE_PATH: "must be a relative path (no leading '/'), without spaces, '?', '&', '#' and '\\'",
     HOST: "must be a host name or address",
     SERVICE_URI: "must not contain spaces or '@'",
-    FILE_URI: "must look like file:///directory/file.json",
+    FILE_URI: "must look like file:///directory/name, without spaces, '?', '#' and a '/' at the end",
 }
 
 
@@ -86,7 +88,7 @@ Host = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME_CHARS,
 Port = Annotated[int, Field(ge=1, le=65535)]
 ServiceUri = Annotated[str, StringConstraints(min_length=1, max_length=MAX_PATH_CHARS, pattern=SERVICE_URI), BeforeValidator(_no_credentials)]
 FileUri = Annotated[str, StringConstraints(max_length=MAX_PATH_CHARS, pattern=FILE_URI), BeforeValidator(_no_parent_steps)]
-KeyCountPerFile = Annotated[int, Field(ge=1, le=65536)]
+KeyCountPerFile = Annotated[int, Field(ge=1, le=MAX_KEYS_PER_FILE)]
 Quantity = Annotated[
     str | int,
     BeforeValidator(_quantity),

@@ -1,7 +1,8 @@
-"""The custom resource `InstanceGroup`: instances that share a quota, storages and a reclaim policy (design section 4).
+"""The custom resource `InstanceGroup`: instances that share a quota and storages (design section 4).
 
 Not in the model until they are built, so that setting them is an error and not a silent nothing: admission under pressure, migrations,
-reclaim policies other than LRU, metadata backends other than `local` and `file`.
+the policy and the threshold of reclaim, metadata backends other than `local` and `file`. Kinds of storage that are not built are valid here, as
+in `storage.py`, and refused by `translate.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from kvcm.resources.base import (
 )
 
 MAX_STORAGES = 32
-MAX_INSTANCES = 1_000_000
+# A manager holds no more in all its groups together, so a higher limit would be none.
+MAX_INSTANCES = 65_536
 MAX_KEYS = 10_000_000_000
 
 PlacementPreference = Literal[
@@ -42,20 +44,24 @@ PlacementPreference = Literal[
     "AlwaysTairMemPoolSSD",
 ]
 
+_NOT_BUILT_YET = "Not built yet: applying it is refused."
+
 
 class QuotaByType(Model):
     """Limits per kind of storage; a kind that is not listed is limited by the total only."""
 
     nfs: Quantity | None = Field(default=None, description="Bytes in nfs storages.")
     three_fs: Quantity | None = Field(default=None, alias="threeFS", description="Bytes in threeFS and vcnsThreeFS storages together.")
-    mooncake: Quantity | None = Field(default=None, description="Bytes in mooncake storages.")
-    tair_mem_pool: Quantity | None = Field(default=None, description="Bytes in tairMemPool storages on DRAM.")
-    tair_mem_pool_ssd: Quantity | None = Field(default=None, alias="tairMemPoolSSD", description="Bytes in tairMemPool storages on SSD.")
+    mooncake: Quantity | None = Field(default=None, description=f"Bytes in mooncake storages. {_NOT_BUILT_YET}")
+    tair_mem_pool: Quantity | None = Field(default=None, description=f"Bytes in tairMemPool storages on DRAM. {_NOT_BUILT_YET}")
+    tair_mem_pool_ssd: Quantity | None = Field(default=None, alias="tairMemPoolSSD", description=f"Bytes in tairMemPool storages on SSD. {_NOT_BUILT_YET}")
     dummy: Quantity | None = Field(default=None, description="Bytes in dummy storages.")
 
 
 class GroupQuota(Model):
-    total: Quantity = Field(description='Bytes of all blocks of the group, such as "64Gi". With 0 nothing may be written.')
+    total: Quantity = Field(
+        description='Bytes of all blocks of the group, such as "64Gi". Writes that do not fit are refused until blocks are removed; with 0, all of them.'
+    )
     by_type: QuotaByType | None = Field(default=None, description="Further limits per kind of storage.")
 
 
@@ -63,18 +69,13 @@ class Placement(Model):
     preference: PlacementPreference = Field(
         default="PreferThreeFS",
         description="Kind of storage for new blocks. Prefer: the first of this kind, else the first that can be written, in the order of "
-        "storages. Always: this kind or none.",
+        "storages. Always: this kind or none. Mooncake and TairMemPool are not built yet: applying them is refused.",
     )
 
 
 class Reclaim(Model):
-    """When the group is nearly full, old blocks go."""
+    """How blocks go that were given up."""
 
-    policy: Literal["LRU"] = Field(default="LRU", description="Which blocks go first: the least recently used.")
-    used_percent: Annotated[int, Field(ge=1, le=100)] = Field(
-        default=80,
-        description="Reclaim starts above this share of a quota or of the key limit; 100 leaves blocks until writes are refused.",
-    )
     delay_before_delete: Duration = Field(
         default="1s", description="Time between giving a block up and deleting its bytes, for engines that are still reading."
     )
@@ -84,7 +85,11 @@ class MetadataBackend(Model):
     """Where the metadata of blocks is kept."""
 
     type: Literal["local", "file"] = Field(description="local: in memory, lost with the process. file: in a file, written at every change.")
-    uri: FileUri | None = Field(default=None, description="For file: file:///directory/file.json on the manager.")
+    uri: FileUri | None = Field(
+        default=None,
+        description="For file: file:///directory/name with an absolute path on the manager. Each instance has a file of its own, name.<instance id>, "
+        "in that directory, which is made when it is missing.",
+    )
 
     @model_validator(mode="after")
     def _uri_with_file(self) -> MetadataBackend:
@@ -94,10 +99,13 @@ class MetadataBackend(Model):
 
 
 class MetadataIndex(Model):
-    """The index of an instance's blocks. Changes reach instances that register later."""
+    """The index of an instance's blocks. Changes reach instances that register later, and the others when a manager next takes the lead."""
 
     max_keys: Annotated[int, Field(ge=1, le=MAX_KEYS)] = Field(default=1_000_000, description="Blocks that one instance may hold.")
-    backend: MetadataBackend | None = Field(default=None, description="Unset: local for a new group, unchanged for an existing one.")
+    backend: MetadataBackend | None = Field(
+        default=None,
+        description="Unset: local for a new group, unchanged for an existing one. An instance that changes its backend starts empty in the new one.",
+    )
 
 
 _StorageName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME_CHARS, pattern=SERVER_NAME)]
@@ -115,7 +123,7 @@ class InstanceGroupSpec(Model):
     quota: GroupQuota = Field(description="How many bytes the group may hold.")
     max_instances: Annotated[int, Field(ge=1, le=MAX_INSTANCES)] = Field(default=100, description="Instances that may register.")
     placement: Placement = Field(default_factory=Placement, description="Which storage gets new blocks.")
-    reclaim: Reclaim = Field(default_factory=Reclaim, description="How room is made.")
+    reclaim: Reclaim = Field(default_factory=Reclaim, description="How blocks go that were given up.")
     metadata_index: MetadataIndex = Field(default_factory=MetadataIndex, description="The index of blocks.")
     deletion_policy: DeletionPolicy = Field(
         default="Retain", description="What deleting this resource does to the group on the manager; Delete waits while instances exist."
@@ -141,7 +149,7 @@ class InstanceGroupStatus(ResourceStatus):
 
 
 class InstanceGroupResource(Model):
-    """Instances that share a quota, storages and a reclaim policy."""
+    """Instances that share a quota and storages."""
 
     api_version: Literal[API_VERSION]  # type: ignore[valid-type]  # a constant shared with the generator
     kind: Literal["InstanceGroup"]

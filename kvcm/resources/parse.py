@@ -29,7 +29,8 @@ _HINTS = {
     "spec.migrations": f"migration between storages {_NOT_BUILT}",
     "spec.migration": f"migration between storages {_NOT_BUILT}",
     "spec.quota.byType.vcnsThreeFS": "bytes in vcnsThreeFS storages count as threeFS; set spec.quota.byType.threeFS",
-    "spec.reclaim.policy": 'only "LRU" is built in this version; remove the field or set it to LRU',
+    "spec.reclaim.policy": f"choosing blocks to make room {_NOT_BUILT}",
+    "spec.reclaim.usedPercent": f"making room when a group is nearly full {_NOT_BUILT}",
     "spec.metadataIndex.backend.type": "must be local or file; redis is not built in this version",
     "metadata.generateName": "a name must be given; generateName is not enough",
 }

@@ -18,7 +18,7 @@ from kvcm.resources.group import InstanceGroupResource
 from kvcm.resources.normalise import FieldChange, diff
 from kvcm.resources.parse import Resource
 from kvcm.resources.storage import StorageResource
-from kvcm.resources.translate import group_from_resource, storage_from_resource, type_word
+from kvcm.resources.translate import check_built, group_from_resource, storage_from_resource, type_word
 
 
 class Action(StrEnum):
@@ -107,11 +107,10 @@ def check_set(resources: Sequence[Sourced]) -> None:
     if problems:
         raise ResourceError(problems)
     for item in resources:
-        if isinstance(item.resource, StorageResource):
-            try:
-                storage_from_resource(item.resource)
-            except Unsupported as error:
-                raise UnsupportedResource(f"{item.where}: {error.message}" if item.where else error.message) from None
+        try:
+            check_built(item.resource)
+        except Unsupported as error:
+            raise UnsupportedResource(f"{item.where}: {error.message}" if item.where else error.message) from None
 
 
 def storage_steps(item: Sourced, actual: Storage | None) -> list[Step]:
@@ -195,7 +194,7 @@ def _notices(resources: Sequence[Sourced], steps: Sequence[Step]) -> list[str]:
         if isinstance(item.resource, StorageResource) and item.resource.spec.volume is not None
     ]
     notices += [
-        f"InstanceGroup {step.name}: the new metadata index settings reach instances that register later"
+        f"InstanceGroup {step.name}: the new metadata index settings reach instances that register later, and the others when a manager next takes the lead"
         for step in steps
         if step.action is Action.UPDATE and any(change.path.startswith("metadataIndex.") for change in step.changes)
     ]

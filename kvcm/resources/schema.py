@@ -78,7 +78,7 @@ KINDS: tuple[KindInfo, ...] = (
         "InstanceGroup",
         "instancegroups",
         "kvig",
-        "InstanceGroup is a set of instances that share a quota, storages and a reclaim policy.",
+        "InstanceGroup is a set of instances that share a quota and storages.",
         InstanceGroupSpec,
         InstanceGroupStatus,
         (

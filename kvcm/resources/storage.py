@@ -43,17 +43,17 @@ class ThreeFSBackend(Model):
 
     mountpoint: AbsolutePath = Field(description="Where 3FS is mounted.")
     root_dir: RelativePath = Field(description="Directory below the mount point that holds the blocks.")
-    cluster_name: _Word = Field(default="", description="Name of the 3FS cluster; handed to clients.")
+    cluster_name: _Word = Field(default="", description="Name of the 3FS cluster; handed to clients, the manager does not use it.")
     key_count_per_file: KeyCountPerFile = Field(default=1, description=_KEYS_PER_FILE)
     touch_file_when_create: bool = Field(default=False, description="Create the file when a block is allocated instead of when it is written.")
 
 
 class VcnsThreeFSBackend(ThreeFSBackend):
-    """A 3FS that is reached through a remote service."""
+    """A 3FS that clients reach through a remote service; the manager itself uses the mount point."""
 
-    remote_host: Host = Field(description="Host of the remote service.")
-    remote_port: Port = Field(description="Port of the remote service.")
-    meta_storage_uri: ServiceUri = Field(description="Where the remote service keeps its metadata; without credentials.")
+    remote_host: Host = Field(description="Host of the remote service; handed to clients.")
+    remote_port: Port = Field(description="Port of the remote service; handed to clients.")
+    meta_storage_uri: ServiceUri = Field(description="Where the remote service keeps its metadata, without credentials; handed to clients.")
 
 
 class MooncakeBackend(Model):

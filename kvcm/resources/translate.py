@@ -1,8 +1,8 @@
 """Resources to the server's objects and back.
 
-Ownership: a spec owns only the settings it can say. Everything else on an existing object (user data, indexer tuning, settings written by other
-tools) is carried over from `base`, so that applying a resource never erases what it does not know. A field with a default in the schema is
-owned even when the file leaves it out; a field without a default is owned only when it is set.
+Ownership: a spec owns only the settings it can say. Everything else on an existing object (user data, reclaim policy and thresholds, indexer
+tuning, settings written by other tools) is carried over from `base`, so that applying a resource never erases what it does not know. A field
+with a default in the schema is owned even when the file leaves it out; a field without a default is owned only when it is set.
 
 Texts leaving here (`storage_spec`, `group_spec`) never hold credentials: user information in foreign URIs is masked.
 """
@@ -21,6 +21,7 @@ from kvcm.config.model import (
     Quota,
     QuotaConfig,
     ReclaimPolicy,
+    ReclaimStrategy,
     TriggerStrategy,
 )
 from kvcm.data_storage.model import (
@@ -65,6 +66,11 @@ _PREFERENCES = {
     "PreferTairMemPoolSSD": CachePreferStrategy.PREFER_TAIR_MEMPOOL_SSD,
 }
 _PREFERENCE_WORDS = {strategy: word for word, strategy in _PREFERENCES.items()}
+# Nobody can have a storage of these kinds, so what a group says about them would mean nothing (design D10).
+_UNBUILT_QUOTAS = ("mooncake", "tair_mem_pool", "tair_mem_pool_ssd")
+_UNBUILT_PREFERENCES = ("Mooncake", "TairMemPool", "TairMemPoolSSD")
+# What a new group says about reclaim, which no spec can: the values of the built-in group (`kvcm.config.startup`).
+_NEW_RECLAIM = ReclaimStrategy(reclaim_policy=ReclaimPolicy.LRU, trigger_strategy=TriggerStrategy(used_percentage=0.8))
 _METADATA_TYPES = {"local": "local", "file": "dummy"}
 _METADATA_WORDS = {server: word for word, server in _METADATA_TYPES.items()}
 
@@ -72,6 +78,14 @@ _METADATA_WORDS = {server: word for word, server in _METADATA_TYPES.items()}
 def type_word(kind: StorageType) -> str:
     """The word of a resource file for a kind of storage (`nfs`, `threeFS`, ...)."""
     return _TYPE_WORDS.get(kind, kind.type_name or "unspecified")
+
+
+def check_built(resource: StorageResource | InstanceGroupResource) -> None:
+    """Raises UnsupportedResource when a valid resource asks for something that this version does not build."""
+    if isinstance(resource, StorageResource):
+        _server_spec(resource)
+    else:
+        _check_group_built(resource)
 
 
 # -- storages ---------------------------------------------------------------------------------------------------------------------------------
@@ -164,10 +178,11 @@ def _masked(uri: str) -> str:
 
 
 def group_from_resource(resource: InstanceGroupResource, base: InstanceGroup | None = None, server_names: Mapping[str, str] | None = None) -> InstanceGroup:
-    """What the manager should hold for a resource; `version` is base's (1 for a new group) and left to the caller to raise.
+    """What the manager should hold for a resource. Raises UnsupportedResource. `version` is base's (1 for a new group) and the caller's to raise.
 
     server_names: metadata name of a Storage resource -> its name on the server; a name that is missing there is a server name already.
     """
+    _check_group_built(resource)
     spec = resource.spec
     storages = tuple(dict.fromkeys((server_names or {}).get(name, name) for name in spec.storages))
     start = base or InstanceGroup(
@@ -176,7 +191,7 @@ def group_from_resource(resource: InstanceGroupResource, base: InstanceGroup | N
         global_quota_group_name=resource.server_name,
         max_instance_count=spec.max_instances,
         quota=Quota(0),
-        cache_config=CacheConfig(),
+        cache_config=CacheConfig(reclaim_strategy=_NEW_RECLAIM),
     )
     return replace(
         start,
@@ -189,6 +204,20 @@ def group_from_resource(resource: InstanceGroupResource, base: InstanceGroup | N
     )
 
 
+def _check_group_built(resource: InstanceGroupResource) -> None:
+    spec = resource.spec
+    where = f"InstanceGroup {resource.metadata.name}"
+    for name in _UNBUILT_QUOTAS:
+        if spec.quota.by_type is not None and getattr(spec.quota.by_type, name) is not None:
+            word = type_word(_QUOTA_TYPES[name])
+            raise UnsupportedResource(f"{where}: spec.quota.byType.{word}: such storages are not built in this version, so it would limit nothing; remove it")
+    if spec.placement.preference.removeprefix("Prefer").removeprefix("Always") in _UNBUILT_PREFERENCES:
+        raise UnsupportedResource(
+            f"{where}: spec.placement.preference: such storages are not built in this version, so there is none to choose; "
+            "remove it, or name ThreeFS or VcnsThreeFS"
+        )
+
+
 def _by_type(limits: QuotaByType | None) -> tuple[QuotaConfig, ...]:
     if limits is None:
         return ()
@@ -198,16 +227,10 @@ def _by_type(limits: QuotaByType | None) -> tuple[QuotaConfig, ...]:
 def _cache_config(resource: InstanceGroupResource, start: CacheConfig, storages: tuple[str, ...]) -> CacheConfig:
     spec = resource.spec
     old = start.reclaim_strategy
-    # The ratio is written only when it says something else, so that 0.855 stored by another tool is not rounded by accident.
-    ratio = old.trigger_strategy.used_percentage
-    if _percent(ratio) != spec.reclaim.used_percent:
-        ratio = spec.reclaim.used_percent / 100
     reclaim = replace(
         old,
         # The server wants a name here and uses it for nothing (wire contract 5.3, behaviour 12.2).
         storage_unique_name=old.storage_unique_name or storages[0],
-        reclaim_policy=ReclaimPolicy[spec.reclaim.policy],
-        trigger_strategy=TriggerStrategy(old.trigger_strategy.used_size, ratio),
         delay_before_delete_ms=parse_duration(spec.reclaim.delay_before_delete),
     )
     index = replace(start.meta_indexer, max_key_count=spec.metadata_index.max_keys)
@@ -232,18 +255,9 @@ def group_spec(group: InstanceGroup) -> Json:
         "quota": quota,
         "maxInstances": group.max_instance_count,
         "placement": {"preference": _PREFERENCE_WORDS.get(config.data_storage_strategy, config.data_storage_strategy.name)},
-        "reclaim": {
-            "policy": config.reclaim_strategy.reclaim_policy.name,
-            "usedPercent": _percent(config.reclaim_strategy.trigger_strategy.used_percentage),
-            "delayBeforeDelete": format_duration(max(config.reclaim_strategy.delay_before_delete_ms, 0)),
-        },
+        "reclaim": {"delayBeforeDelete": format_duration(max(config.reclaim_strategy.delay_before_delete_ms, 0))},
         "metadataIndex": {"maxKeys": config.meta_indexer.max_key_count, "backend": _metadata_backend(config.meta_indexer.backend)},
     }
-
-
-def _percent(ratio: float) -> int | float:
-    percent = round(ratio * 100, 6)
-    return int(percent) if percent.is_integer() else percent
 
 
 def _metadata_backend(backend: MetaBackendConfig) -> Json:

@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcm.config.model import CachePreferStrategy, InstanceGroup
+from kvcm.config.model import CachePreferStrategy, InstanceGroup, ReclaimPolicy, ReclaimStrategy, TriggerStrategy
 from kvcm.config.registry_rules import check_group, check_storage
-from kvcm.data_storage.model import Storage
+from kvcm.data_storage.dummy import dummy_layout
+from kvcm.data_storage.layout import Layout, file_layout, hf3fs_layout
+from kvcm.data_storage.model import Storage, StorageType
+from kvcm.data_storage.naming import MAX_KEYS_PER_FILE
 from kvcm.protocol.domain_codec import group_from_proto, group_to_proto, storage_from_proto, storage_to_proto
 from kvcm.resources.duration import MAX_MS, format_duration, parse_duration
 from kvcm.resources.errors import Problem, ResourceError
-from kvcm.resources.group import InstanceGroupResource
+from kvcm.resources.group import MAX_INSTANCES, InstanceGroupResource
 from kvcm.resources.normalise import diff
 from kvcm.resources.parse import parse_model
 from kvcm.resources.quantity import MAX_BYTES, format_quantity, parse_quantity
@@ -34,7 +37,7 @@ Json = dict[str, Any]
 names = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,10}[A-Za-z0-9])?", fullmatch=True)
 metadata_names = st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,10}[a-z0-9])?", fullmatch=True)
 folders = st.lists(st.from_regex(r"[A-Za-z0-9_@%-]{1,6}", fullmatch=True), min_size=1, max_size=4).map("/".join)
-packs = st.integers(1, 65536)
+packs = st.integers(1, MAX_KEYS_PER_FILE)
 quantities = st.one_of(
     st.integers(0, MAX_BYTES),
     st.integers(0, MAX_BYTES).map(str),
@@ -42,6 +45,13 @@ quantities = st.one_of(
     st.builds("{}.{}{}".format, st.integers(0, 900), st.sampled_from(["5", "25", "125"]), st.sampled_from(["k", "Mi", "G", "Ti"])),
 )
 durations = st.integers(0, MAX_MS).map(format_duration)
+reclaims = st.builds(
+    ReclaimStrategy,
+    storage_unique_name=st.text(min_size=1, max_size=5),
+    reclaim_policy=st.sampled_from(ReclaimPolicy),
+    trigger_strategy=st.builds(TriggerStrategy, st.integers(0, 2**40), st.floats(0, 5, allow_nan=False)),
+    reclaim_step_size=st.integers(0, 9),
+)
 
 
 def _some(required: Json, optional: Json) -> st.SearchStrategy[Json]:
@@ -76,7 +86,7 @@ storage_documents = st.builds(
     backends,
     _some({}, {"name": names, "enabled": st.booleans(), "adoptionPolicy": st.sampled_from(["Adopt", "AdoptIfEqual"])}),
 )
-by_type = _some({}, dict.fromkeys(["nfs", "threeFS", "mooncake", "tairMemPool", "tairMemPoolSSD", "dummy"], quantities))
+by_type = _some({}, dict.fromkeys(["nfs", "threeFS", "dummy"], quantities))
 group_documents = st.builds(
     lambda name, spec: _resource("InstanceGroup", name, spec),
     metadata_names,
@@ -84,9 +94,9 @@ group_documents = st.builds(
         {"storages": st.lists(names, min_size=1, max_size=5, unique=True), "quota": _some({"total": quantities}, {"byType": by_type})},
         {
             "name": names,
-            "maxInstances": st.integers(1, 1_000_000),
-            "placement": _some({}, {"preference": st.sampled_from(["PreferThreeFS", "AlwaysMooncake", "PreferTairMemPoolSSD"])}),
-            "reclaim": _some({}, {"usedPercent": st.integers(1, 100), "delayBeforeDelete": durations, "policy": st.just("LRU")}),
+            "maxInstances": st.integers(1, MAX_INSTANCES),
+            "placement": _some({}, {"preference": st.sampled_from(["PreferThreeFS", "AlwaysThreeFS", "PreferVcnsThreeFS"])}),
+            "reclaim": _some({}, {"delayBeforeDelete": durations}),
             "metadataIndex": _some(
                 {},
                 {
@@ -137,19 +147,18 @@ def test_D9_a_storage_brought_to_its_spec_stays(wanted: Json, other: Json) -> No
 
 
 @SOME
-@given(group_documents, group_documents, st.text(max_size=20), st.floats(0, 5, allow_nan=False))
-def test_D9_a_group_brought_to_its_spec_stays_and_keeps_what_the_spec_cannot_say(wanted: Json, other: Json, user_data: str, ratio: float) -> None:
+@given(group_documents, group_documents, st.text(max_size=20), reclaims)
+def test_D9_a_group_brought_to_its_spec_stays_and_keeps_what_the_spec_cannot_say(wanted: Json, other: Json, user_data: str, reclaim: ReclaimStrategy) -> None:
     resource = _group(wanted)
     made = group_from_resource(_group(other))
     config = made.cache_config
-    trigger = replace(config.reclaim_strategy.trigger_strategy, used_percentage=ratio, used_size=7)
     before: InstanceGroup = replace(
         made,
         user_data=user_data,
         version=9,
         cache_config=replace(
             config,
-            reclaim_strategy=replace(config.reclaim_strategy, trigger_strategy=trigger, reclaim_step_size=3),
+            reclaim_strategy=reclaim,
             meta_indexer=replace(config.meta_indexer, mutex_shard_num=64),
             data_storage_strategy=CachePreferStrategy.ALWAYS_VCNS_3FS,
             migration_json='{"strategies":[]}',
@@ -160,7 +169,18 @@ def test_D9_a_group_brought_to_its_spec_stays_and_keeps_what_the_spec_cannot_say
     assert diff(group_from_resource(resource, after), after) == []
     assert (after.user_data, after.version, after.cache_config.migration_json) == (user_data, 9, '{"strategies":[]}')
     assert after.cache_config.meta_indexer.mutex_shard_num == 64
-    assert after.cache_config.reclaim_strategy.trigger_strategy.used_size == 7
+    delay = parse_duration(resource.spec.reclaim.delay_before_delete)
+    assert after.cache_config.reclaim_strategy == replace(reclaim, delay_before_delete_ms=delay)
+
+
+@SOME
+@given(group_documents, reclaims)
+def test_D10_reclaim_settings_that_no_spec_can_say_are_never_a_difference(document: Json, reclaim: ReclaimStrategy) -> None:
+    server = group_from_resource(_group(document))
+    delay = server.cache_config.reclaim_strategy.delay_before_delete_ms
+    other = replace(server, cache_config=replace(server.cache_config, reclaim_strategy=replace(reclaim, delay_before_delete_ms=delay)))
+    assert diff(server, other) == []
+    assert group_from_resource(_group(document), other) == other
 
 
 @SOME
@@ -182,6 +202,8 @@ def test_D9_what_the_models_accept_the_schema_accepts(document: Json) -> None:
 def test_D9_what_a_spec_says_passes_the_wire_and_the_registry_unchanged(storage_document: Json, group_document: Json) -> None:
     storage = storage_from_resource(_storage(storage_document))
     check_storage(storage)
+    layout: Layout = {StorageType.NFS: file_layout, StorageType.DUMMY: dummy_layout}.get(storage.type, hf3fs_layout)(storage)
+    assert layout.namer().keys_per_file == layout.keys_per_file
     assert replace(storage_from_proto(storage_to_proto(storage)), enabled=storage.enabled) == storage
     group = group_from_resource(_group(group_document))
     check_group(group)

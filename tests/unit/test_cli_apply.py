@@ -173,7 +173,7 @@ def test_get_prints_tables_json_and_yaml(manager: Manager, capsys: pytest.Captur
     groups: list[dict[str, Any]] = json.loads(get("groups", "-o", "json"))
     assert groups[0]["quota"] == {"total": "64Gi"}
     assert yaml.safe_load(get("groups", "-o", "yaml")) == groups
-    assert "demo  1        64Gi   demo-nfs  PreferThreeFS  90%         16" in get("groups")
+    assert "demo  1        64Gi   demo-nfs  PreferThreeFS  16" in get("groups")
     table = get("instances").splitlines()
     assert table[1].split() == ["i1", "demo", "m?", "fp8", "16", "tp0,tp1", "1536"]
     assert json.loads(get("instances", "-o", "json"))[0]["specs"] == [{"name": "tp0", "size": 1024}, {"name": "tp1", "size": 512}]
