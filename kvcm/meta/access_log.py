@@ -5,25 +5,33 @@ returned; that time counts for the whole chain in front of it, which a reader of
 chain record each key they returned. A block that was never read has its creation time.
 
 Maintenance never calls this module: that is what "no touch" means (I-MI-6).
+
+Only blocks that exist have a time: a touch of a key that was removed meanwhile is dropped, and a removed key is forgotten. So the log is never longer
+than the index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from kvcm.meta.tiered_map import TieredMap
 
 
 class AccessLog:
-    def __init__(self) -> None:
+    def __init__(self, blocks: Container[int]) -> None:
+        """`blocks`: the keys that exist."""
+        self._blocks = blocks
         self._times: TieredMap[int] = TieredMap()
 
     def touch_chain(self, last_key: int, now_us: int) -> None:
-        self._times.set(last_key, now_us)
+        if last_key in self._blocks:
+            self._times.set(last_key, now_us)
 
     def touch_keys(self, keys: Iterable[int], now_us: int) -> None:
+        blocks = self._blocks
         for key in keys:
-            self._times.set(key, now_us)
+            if key in blocks:
+                self._times.set(key, now_us)
 
     def forget(self, key: int) -> None:
         self._times.discard(key)

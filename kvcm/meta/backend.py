@@ -26,7 +26,9 @@ class MetadataBackend(Protocol):
     async def apply(self, changes: Mapping[int, Block], fence: int) -> Mapping[int, StorageError]:
         """Store whole blocks (empty = remove). Returns the keys that failed, with why; those are unchanged in the store.
 
-        Raises StorageError when nothing was stored (fenced off, not reachable) and OutcomeUnknown when nobody can tell: then `read` decides.
+        Raises StorageError when nothing was stored (fenced off, not reachable) and OutcomeUnknown when nobody can tell: then `read` decides. So a
+        change with an unknown outcome must not land after a later `read` or `apply` of the same keys has answered. Ends by a deadline of its own;
+        the index never cancels it.
         """
         ...
 

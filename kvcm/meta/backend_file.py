@@ -1,15 +1,18 @@
 """Block metadata in a file, written at every change: the `dummy` metadata backend (wire contract 8.3).
 
 One journal per instance, next to the configured path: `<path>.<instance id>`. Meant for tests and single nodes; the design's durable store is Redis.
-A change that did not end in time or failed half-way has an unknown outcome; the journal is serial, so reading it back waits for the write and tells.
+A change that did not end in time or failed half-way has an unknown outcome. The journal is serial, and a change that has not begun when its caller stops
+waiting is never made, so reading it back waits for the write and tells the truth.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from kvcm.common.errors import InvalidArgument, OutcomeUnknown, StorageError
@@ -24,6 +27,7 @@ log = logging.getLogger("kvcm.meta.file")
 T = TypeVar("T")
 
 _DEADLINE_S = 10.0
+_LOAD_DEADLINE_S = 600.0  # opening and loading read the whole file: a million blocks take several seconds
 _PAGE = 256
 _NO_FAILURES: Mapping[int, StorageError] = {}
 
@@ -35,13 +39,14 @@ class FileBackend:
         if parsed.scheme != "file" or not parsed.path.startswith("/") or parsed.host:
             raise InvalidArgument("the storage_uri of a 'dummy' metadata backend must be file:///<absolute path>")
         self._path = Path(f"{parsed.path}.{quote(instance_id, safe='')}")
-        self._journal = Journal(self._path, fsync=parsed.params.get("fsync") != "false")
+        self._fsync = parsed.params.get("fsync") != "false"
+        self._journal = Journal(self._path, fsync=self._fsync)
         self._records = records
         self._pool = pool
         self._lane = f"meta:{self._path}"
 
     async def open(self) -> None:
-        await self._run(self._journal.open, "opened")
+        await self._run(self._journal.open, "opened", _LOAD_DEADLINE_S)
 
     async def close(self) -> None:
         try:
@@ -50,7 +55,7 @@ class FileBackend:
             log.warning("metadata_file_close_failed: %s", error.message)
 
     async def load(self) -> AsyncIterator[list[tuple[int, Block]]]:
-        stored = await self._run(self._journal.read, "read")
+        stored = await self._run(self._journal.read, "read", _LOAD_DEADLINE_S)
         page: list[tuple[int, Block]] = []
         damaged = self._journal.damaged_lines
         for key, records in stored.items():
@@ -67,13 +72,20 @@ class FileBackend:
             log.error("metadata_records_damaged file=%s count=%d: they are left out and left in the file", self._path.name, damaged)
 
     async def apply(self, changes: Mapping[int, Block], fence: int) -> Mapping[int, StorageError]:
-        lines = {str(key): self._records.block_to_list(block) if block else None for key, block in changes.items()}
+        lines: dict[str, list[dict[str, Any]] | None] = {}
+        for key, block in changes.items():
+            lines[str(key)] = self._records.block_to_list(block) if block else None
+            if not len(lines) % _PAGE:
+                await asyncio.sleep(0)  # a call may name many thousand blocks; others must not wait for all of them
+        abandoned = threading.Event()
         try:
-            accepted = await self._pool.run(self._journal.append, lines, fence, deadline_s=_DEADLINE_S, lane=self._lane)
+            accepted = await self._pool.run(self._journal.append, lines, fence, abandoned, deadline_s=_DEADLINE_S, lane=self._lane)
         except PoolRefused as error:
             raise StorageError(f"the metadata file could not be written: {error.message}") from error
         except (PoolTimeout, OSError) as error:
             raise OutcomeUnknown("the metadata file did not confirm a change") from error
+        finally:
+            abandoned.set()  # whoever leaves early, for whatever reason, leaves no change behind that lands later
         if not accepted:
             raise StorageError("a newer leader has written to the metadata file; this process must not write any more")
         return _NO_FAILURES
@@ -87,11 +99,12 @@ class FileBackend:
             raise StorageError("the metadata file holds a damaged record") from error
 
     async def sync(self, keys: Collection[int]) -> None:
-        """Every accepted change is on disk already."""
+        if not self._fsync:  # else every accepted change is on disk already
+            await self._run(self._journal.sync, "synced")
 
-    async def _run(self, job: Callable[[], T], verb: str) -> T:
+    async def _run(self, job: Callable[[], T], verb: str, deadline_s: float = _DEADLINE_S) -> T:
         try:
-            return await self._pool.run(job, deadline_s=_DEADLINE_S, lane=self._lane)
+            return await self._pool.run(job, deadline_s=deadline_s, lane=self._lane)
         except (StorageError, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it did not answer in time"
             raise StorageError(f"the metadata file '{self._path.name}' could not be {verb}: {reason or type(error).__name__}") from error

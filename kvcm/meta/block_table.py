@@ -28,7 +28,7 @@ class BlockTable:
         """Number of blocks."""
         return len(self._meta)
 
-    def __contains__(self, key: int) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._meta
 
     def get(self, key: int) -> Block:

@@ -7,23 +7,34 @@ Reads are plain function calls on published state. A mutation is
 and nothing of it is visible before the last step. If the store cannot say whether it took the change, the index reads the store and publishes what is
 really there: an unknown outcome is resolved, never assumed. A store failure of one key leaves that key as it was and does not touch the others.
 
-Cancelling a mutation half-way would leave memory and store apart, so callers run mutations to their end (CacheManager shields them).
+From the store write on, a mutation runs in a task of its own: cancelling the caller ends its waiting and nothing else, so memory and store stay equal
+and the keys stay held until both are. `close` waits for such tasks. The in-memory backend never suspends, can therefore not be cancelled, and needs no
+task.
+
+One case leaves memory and store apart: an unknown outcome that could not be read back either. The call fails, memory keeps the state that was last
+known, and the next change of the block, written as a whole, makes the store equal again. Until then a restart may find either state; both are states
+that somebody has asked for, and recovery ends WRITING and DELETING ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvcm.common.errors import KvcmError, NotReady, OutcomeUnknown, StorageError
 from kvcm.meta.access_log import AccessLog
 from kvcm.meta.backend import MetadataBackend
+from kvcm.meta.backend_local import LocalBackend
 from kvcm.meta.block_table import BlockTable
 from kvcm.meta.errors import KeyLimitReached, StateChanged
-from kvcm.meta.key_gate import KeyGate
+from kvcm.meta.key_gate import KeyGate, Ticket
 from kvcm.meta.location import Block, Location
 from kvcm.meta.tiered_map import TIER_CAPACITY
 from kvcm.meta.usage import UsageCounter
+
+log = logging.getLogger("kvcm.meta.index")
 
 Plan = Callable[[int, int, Block], Block | None]
 """plan(position, key, block as seen now) -> new block, or None to leave it. May raise KvcmError: then this position fails and nothing else."""
@@ -57,10 +68,12 @@ class MetaIndex:
         self._table = BlockTable(tier_capacity)
         self._gate = KeyGate(gate_wait_s)
         self._reserved = 0
+        self._suspends = not isinstance(backend, LocalBackend)
+        self._commits: set[asyncio.Task[list[Outcome]]] = set()
         self._slot_counts: dict[int, int] = {}
         self.max_key_count = max_key_count
         self.usage = usage or UsageCounter()
-        self.access = AccessLog()
+        self.access = AccessLog(self._table)
 
     # -- reads: published state, no suspension -------------------------------------------------------------------------------------------------
 
@@ -93,20 +106,22 @@ class MetaIndex:
         """
         unique = keys if len(keys) == 1 else dict.fromkeys(keys)
         ticket = await self._gate.acquire(unique)
+        before: dict[int, Block] = {}
         try:
-            before: dict[int, Block] = {}
             changes, outcomes = self._plan_all(keys, plan, before)
-            if not changes:
-                return outcomes
-            new_keys = sum(1 for key, block in changes.items() if block and not before[key])
-            self._reserved += new_keys
-            try:
-                failures = await self._store(changes, fence)
-            finally:
-                self._reserved -= new_keys
-            return self._settle(keys, changes, before, outcomes, failures)
-        finally:
+        except BaseException:
             self._gate.release(unique, ticket)
+            raise
+        if not changes:
+            self._gate.release(unique, ticket)
+            return outcomes
+        commit = self._commit(keys, unique, ticket, changes, before, outcomes, fence)
+        if not self._suspends:
+            return await commit
+        task = asyncio.get_running_loop().create_task(commit)
+        self._commits.add(task)
+        task.add_done_callback(self._commits.discard)
+        return await asyncio.shield(task)
 
     async def sync(self, keys: Sequence[int]) -> None:
         """Barrier before physical deletion: raises StorageError unless every accepted change of the keys is durable."""
@@ -116,12 +131,17 @@ class MetaIndex:
         await self._backend.open()
 
     async def close(self) -> None:
+        """Close the store when the mutations under way have come to their end (each has the backend's deadlines)."""
+        while self._commits:
+            await asyncio.wait(tuple(self._commits))
         await self._backend.close()
 
     async def recover(self) -> int:
         """Load every stored block into an empty index and count anew; returns the number of blocks."""
         async for page in self._backend.load():
-            self._publish([(key, self._table.get(key), block) for key, block in page])
+            # dict: a scan may repeat a key, and a key counts once.
+            self._publish([(key, self._table.get(key), block) for key, block in dict(page).items()])
+            await asyncio.sleep(0)  # a store need not suspend between pages; the loop must not stand still for a million blocks
         return len(self._table)
 
     # -- inside --------------------------------------------------------------------------------------------------------------------------------
@@ -154,45 +174,61 @@ class MetaIndex:
             outcomes.append(_CHANGED)
         return changes, outcomes
 
-    async def _store(self, changes: dict[int, Block], fence: int) -> Mapping[int, KvcmError]:
-        """Give the changes to the store; returns failed keys. After an unknown outcome `changes` holds what the store really has."""
+    async def _commit(
+        self,
+        keys: Sequence[int],
+        unique: Collection[int],
+        ticket: Ticket,
+        changes: dict[int, Block],
+        before: dict[int, Block],
+        outcomes: list[Outcome],
+        fence: int,
+    ) -> list[Outcome]:
+        """Store, publish, let the keys go. Never to be interrupted."""
+        new_keys = sum(1 for key, block in changes.items() if block and not before[key])
+        self._reserved += new_keys
+        try:
+            failures = await self._store(changes, before, fence)
+            self._publish((key, before[key], block) for key, block in changes.items() if key not in failures)
+        finally:
+            self._reserved -= new_keys
+            self._gate.release(unique, ticket)
+        return _with_failures(keys, outcomes, failures) if failures else outcomes
+
+    async def _store(self, changes: Mapping[int, Block], before: Mapping[int, Block], fence: int) -> Mapping[int, KvcmError]:
+        """Give the changes to the store; returns the keys that it does not hold as wanted, with why."""
         try:
             return await self._backend.apply(changes, fence)
-        except OutcomeUnknown as unknown:
-            return await self._resolve(changes, unknown)
+        except OutcomeUnknown:
+            pass
         except StorageError as error:
             return dict.fromkeys(changes, error)
+        except Exception:
+            # Not in the port's contract, so nothing is known about the outcome either.
+            log.exception("metadata_backend_bug: a change of %d blocks ended with an unexpected error; the store is read back", len(changes))
+        return await self._resolve(changes, before)
 
-    async def _resolve(self, changes: dict[int, Block], unknown: OutcomeUnknown) -> Mapping[int, KvcmError]:
+    async def _resolve(self, changes: Mapping[int, Block], before: Mapping[int, Block]) -> Mapping[int, KvcmError]:
+        """Ask the store what it holds. A block that is neither the old nor the new one is published as it is."""
         try:
             actual = await self._backend.read(list(changes))
-        except StorageError as error:
-            # Memory keeps the last known state. A later mutation of these keys writes whole blocks, so store and memory meet again.
+        except Exception as error:
+            if not isinstance(error, StorageError):
+                log.exception("metadata_backend_bug: reading back %d blocks ended with an unexpected error", len(changes))
             failure = NotReady("the metadata store did not say whether it took the change and could not be read back; repeat the call later")
             failure.__cause__ = error
             return dict.fromkeys(changes, failure)
         failures: dict[int, KvcmError] = {}
-        for key, wanted in list(changes.items()):
+        for key, wanted in changes.items():
             stored = actual.get(key, ())
             if stored == wanted:
                 continue
-            failures[key] = unknown if stored == self._table.get(key) else StateChanged("the stored block is neither the old nor the new one")
-            if stored != self._table.get(key):
-                self._publish([(key, self._table.get(key), stored)])
+            if stored == before[key]:
+                failures[key] = StorageError("the metadata store did not take the change; repeat the call")
+                continue
+            failures[key] = StateChanged("the stored block is neither the old nor the new one")
+            self._publish([(key, before[key], stored)])
         return failures
-
-    def _settle(
-        self,
-        keys: Sequence[int],
-        changes: Mapping[int, Block],
-        before: Mapping[int, Block],
-        outcomes: list[Outcome],
-        failures: Mapping[int, KvcmError],
-    ) -> list[Outcome]:
-        self._publish((key, before[key], block) for key, block in changes.items() if key not in failures)
-        if not failures:
-            return outcomes
-        return [Outcome(False, failures[key]) if outcome.changed and key in failures else outcome for key, outcome in zip(keys, outcomes, strict=True)]
 
     def _publish(self, changes: Iterable[tuple[int, Block, Block]]) -> None:
         """Make (key, block until now, new block) visible and count keys and bytes, once for all of them."""
@@ -227,3 +263,14 @@ class MetaIndex:
             self._slot_counts[slot] = count
         else:
             self._slot_counts.pop(slot, None)
+
+
+def _with_failures(keys: Sequence[int], outcomes: Sequence[Outcome], failures: Mapping[int, KvcmError]) -> list[Outcome]:
+    """The outcomes once some keys have failed. A later occurrence of such a key was planned on a state that never came: it fails too."""
+    settled: list[Outcome] = []
+    begun: set[int] = set()
+    for key, outcome in zip(keys, outcomes, strict=True):
+        if outcome.changed and key in failures:
+            begun.add(key)
+        settled.append(Outcome(changed=False, error=failures[key]) if key in begun and outcome.error is None else outcome)
+    return settled

@@ -15,7 +15,9 @@ from kvcm.meta.errors import KeysBusy
 DEFAULT_WAIT_S = 10.0
 
 
-class _Ticket:
+class Ticket:
+    """One holder; those who wait for any of its keys wait for it."""
+
     __slots__ = ("_done",)
 
     def __init__(self) -> None:
@@ -33,7 +35,7 @@ class _Ticket:
 
 class KeyGate:
     def __init__(self, wait_s: float = DEFAULT_WAIT_S) -> None:
-        self._held: dict[int, _Ticket] = {}
+        self._held: dict[int, Ticket] = {}
         self._wait_s = wait_s
 
     def __len__(self) -> int:
@@ -51,18 +53,18 @@ class KeyGate:
         finally:
             self.release(keys, ticket)
 
-    async def acquire(self, keys: Collection[int]) -> _Ticket:
+    async def acquire(self, keys: Collection[int]) -> Ticket:
         if not self._held.keys().isdisjoint(keys):
             try:
                 async with asyncio.timeout(self._wait_s):
                     await self._wait_until_free(keys)
             except TimeoutError:
                 raise KeysBusy("other writes of the same blocks did not finish in time; repeat the call") from None
-        ticket = _Ticket()
+        ticket = Ticket()
         self._held.update(dict.fromkeys(keys, ticket))
         return ticket
 
-    def release(self, keys: Collection[int], ticket: _Ticket) -> None:
+    def release(self, keys: Collection[int], ticket: Ticket) -> None:
         for key in keys:
             del self._held[key]
         ticket.release()

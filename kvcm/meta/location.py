@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from kvcm.common.errors import InternalError
+from kvcm.common.ids import LOCATION_ID_CHARS
 from kvcm.data_storage.port import Truth
 from kvcm.meta.errors import IllegalTransition
 
@@ -29,6 +31,7 @@ _HEADER = struct.Struct("<BBHBQQ8sqq")
 HEADER_BYTES = _HEADER.size
 _FLAG_HAS_PREVIOUS = 1
 _TAIL = slice(1, None)
+_BAD_ID = f"a location id has 1 to {LOCATION_ID_CHARS} characters"
 
 
 class Status(IntEnum):
@@ -139,7 +142,9 @@ def begin_write(
     previous_key: int | None,
     wire: bytes,
 ) -> Location:
-    """absent -> WRITING. `create_time_us` is set here and never again (I-LOC-7)."""
+    """absent -> WRITING. `create_time_us` is set here and never again (I-LOC-7). `location_id`: 1 to 8 ASCII characters."""
+    if not 0 < len(location_id) <= LOCATION_ID_CHARS:
+        raise InternalError(_BAD_ID)  # packing would cut it off, and two locations could share what is left
     flags = 0 if previous_key is None else _FLAG_HAS_PREVIOUS
     header = _HEADER.pack(Status.WRITING, type_code, storage_slot, flags, create_time_us, size, location_id.encode("ascii"), previous_key or 0, 0)
     return Location(header, wire)
@@ -190,6 +195,8 @@ def without(block: Block, location: Location) -> Block:
 
 def restore(fields: LocationFields, wire: bytes) -> Location:
     """A location read back from a store, in the state it was stored in. Not a transition."""
+    if not 0 < len(fields.location_id) <= LOCATION_ID_CHARS:
+        raise InternalError(_BAD_ID)
     header = _HEADER.pack(
         fields.status,
         fields.type_code,

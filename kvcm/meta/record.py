@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvcm.common.errors import InternalError, InvalidArgument
 from kvcm.common.uri import parse_uri
+from kvcm.data_storage.model import StorageType
 from kvcm.meta.encoder import LocationEncoder
 from kvcm.meta.location import Block, Location, LocationFields, Status, restore
+
+_STORED = (Status.WRITING, Status.SERVING, Status.DELETING)
 
 
 class DamagedRecord(InvalidArgument):
@@ -43,24 +47,27 @@ class RecordCodec:
     def from_dict(self, record: Mapping[str, Any]) -> Location:
         """Raises DamagedRecord for anything that `to_dict` does not write; a bad size is never read as 0."""
         try:
-            specs = [(str(spec["name"]), str(spec["uri"])) for spec in record["location_specs"]]
+            specs = [(_text(spec["name"]), _text(spec["uri"])) for spec in record["location_specs"]]
             uris = [parse_uri(uri) for _, uri in specs]
             hosts = {uri.host for uri in uris}
             if len(hosts) != 1:
                 raise DamagedRecord("a stored location must lie in exactly one storage")
             previous = record.get("prev_key")
+            status = Status(int(record["status"]))
+            if status not in _STORED:
+                raise DamagedRecord("a stored location is WRITING, SERVING or DELETING")
             fields = LocationFields(
-                status=Status(int(record["status"])),
-                type_code=int(record["type"]),
+                status=status,
+                type_code=StorageType(int(record["type"])),
                 storage_slot=self._slot_of(hosts.pop()),
                 create_time_us=int(record["create_time"]),
                 size=sum(uri.size() for uri in uris),
-                location_id=str(record["id"]),
+                location_id=_text(record["id"]),
                 previous_key=None if previous is None else int(previous),
                 checksum=int(record.get("checksum", 0)),
             )
             return restore(fields, self._encoder.encode(fields.type_code, specs))
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, InvalidArgument, InternalError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error, InvalidArgument, InternalError) as error:
             raise DamagedRecord(f"a stored location record is damaged ({type(error).__name__})") from error
 
     def block_to_list(self, block: Block) -> list[dict[str, Any]]:
@@ -69,4 +76,13 @@ class RecordCodec:
     def block_from_list(self, records: object) -> Block:
         if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
             raise DamagedRecord("a stored block record is not a list of locations")
-        return tuple(self.from_dict(record) for record in records)
+        block = tuple(self.from_dict(record) for record in records)
+        if len({location.raw_id for location in block}) != len(block):
+            raise DamagedRecord("two locations of a stored block have the same id")
+        return block
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a text is needed")
+    return value

@@ -11,7 +11,6 @@ does not track (bytes, int): then a full collection does not visit a million obj
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Generic, TypeVar
 
 V = TypeVar("V", bytes, int)
@@ -43,8 +42,11 @@ class TieredMap(Generic[V]):
     def __len__(self) -> int:
         return self._count
 
-    def __contains__(self, key: int) -> bool:
-        return any(key in tier.entries for tier in self._tiers)
+    def __contains__(self, key: object) -> bool:
+        for tier in self._tiers:  # noqa: SIM110  (a plain loop is several times faster than any() over a generator)
+            if key in tier.entries:
+                return True
+        return False
 
     def get(self, key: int) -> V | None:
         for tier in self._tiers:
@@ -71,22 +73,32 @@ class TieredMap(Generic[V]):
 
     def run_into(self, keys: Sequence[int], out: list[V]) -> int:
         """Append the values of the leading keys that are present; returns how many."""
+        if not keys:
+            return 0
         start = len(out)
-        total = len(keys)
-        done = 0
-        while done < total:
-            first = keys[done]
+        first = keys[0]
+        for tier in self._tiers:
+            if first in tier.entries:
+                break
+        else:
+            return 0
+        # One iterator for the whole run: however often the tier changes on the way, every key is looked at once.
+        rest = iter(keys)
+        while True:
+            try:
+                out.extend(map(tier.entries.__getitem__, rest))
+                return len(out) - start
+            except KeyError:
+                # list.extend keeps what came before the missing key, and the iterator has passed that key.
+                done = len(out) - start
+                missed = keys[done]
             for tier in self._tiers:
-                if first in tier.entries:
+                value = tier.entries.get(missed)
+                if value is not None:
+                    out.append(value)
                     break
             else:
                 return done
-            try:
-                out.extend(map(tier.entries.__getitem__, islice(keys, done, None) if done else keys))
-            except KeyError:
-                pass  # list.extend keeps what came before the missing key
-            done = len(out) - start
-        return done
 
     def pages(self, size: int) -> Iterator[list[int]]:
         """Keys in pages of at most `size`. The map may change meanwhile: a key present during the whole iteration is seen at least once.
