@@ -1,0 +1,100 @@
+"""One line per event, whatever is in it, and never a blocked caller."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kvcm.service import logging_setup
+from kvcm.service.logging_setup import LineFormatter, LineWriter, set_up_logging
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def record(message: str, *args: object, exc_info: object = None) -> logging.LogRecord:
+    return logging.LogRecord("kvcm.x", logging.WARNING, "file", 1, message, args, exc_info)  # type: ignore[arg-type]
+
+
+def test_a_line_has_time_level_logger_and_text() -> None:
+    line = LineFormatter().format(record("event key=%d", 7))
+    assert line.startswith("time=")
+    assert line.endswith("Z level=warn logger=kvcm.x event key=7")
+
+
+def test_text_from_outside_cannot_make_a_second_line() -> None:
+    line = LineFormatter().format(record("name=%s", "a\nlevel=error forged\r\x1b[31m"))
+    assert "\n" not in line
+    assert "\x1b" not in line
+    assert "a\\nlevel=error forged\\r\\x1b[31m" in line
+
+
+def test_tracebacks_stay_on_the_line() -> None:
+    try:
+        raise ValueError("why")
+    except ValueError:
+        line = LineFormatter().format(record("failed", exc_info=sys.exc_info()))
+    assert "exception=Traceback" in line
+    assert "\n" not in line
+
+
+def test_long_lines_are_cut() -> None:
+    line = LineFormatter().format(record("x" * 100_000))
+    assert len(line) < logging_setup.MAX_LINE_CHARS + 10
+    assert line.endswith("(cut)")
+
+
+@pytest.mark.parametrize(("setting", "level"), [(0, logging.INFO), (1, logging.CRITICAL), (2, logging.ERROR), (3, logging.WARNING), (5, logging.DEBUG)])
+def test_levels_follow_the_setting(setting: int, level: int) -> None:
+    writer = set_up_logging(setting, io.StringIO())
+    assert logging.getLogger().level == level
+    writer.finish()
+
+
+def test_lines_arrive_in_order_and_finish_waits_for_them() -> None:
+    stream = io.StringIO()
+    writer = set_up_logging(0, stream)
+    for number in range(100):
+        logging.getLogger("kvcm.t").info("n=%d", number)
+    writer.finish()
+    assert [line.rsplit("n=", 1)[1] for line in stream.getvalue().splitlines()] == [str(number) for number in range(100)]
+
+
+class _Stuck(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+        self.released = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.entered.set()
+        self.released.wait(10)
+        return super().write(text)
+
+
+def test_a_stuck_reader_costs_lines_not_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging_setup, "MAX_WAITING_LINES", 5)
+    stream = _Stuck()
+    writer = LineWriter(stream)
+    writer.setFormatter(LineFormatter())
+    writer.emit(record("first"))
+    assert stream.entered.wait(5)
+    for number in range(20):
+        writer.emit(record("n=%d", number))
+    assert writer.dropped == 15
+    stream.released.set()
+    writer.finish()
+    assert "lines_dropped=15" in stream.getvalue()
