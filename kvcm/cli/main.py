@@ -3,7 +3,8 @@
 Each command module has `register(subparsers)`, which adds its parser and sets `run=<function(options) -> exit code>`. A new command is one more
 entry in `_COMMANDS`. Command modules import what is heavy inside their functions, so that `kvcm --help` is quick.
 
-Exit codes: 0 done (apply: nothing had to change), 2 apply changed something (with --dry-run: would change), 1 any error, also of usage.
+Exit codes: 0 done (apply: nothing had to change), 2 apply changed something (with --dry-run: would change), 1 any error, also of usage, 3 replay read
+bytes that were not those written.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from kvcm.cli import apply, get, serve
+from kvcm.cli import apply, get, replay, serve
 from kvcm.cli.output import say
 from kvcm.common.errors import KvcmError
 
 TRACEBACK_VARIABLE = "KVCM_TRACEBACK"
-# Extend here: `replay.register`, ...
+# Extend here.
 _COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
     apply.register,
     get.register,
+    replay.register,
     serve.register,
 )
 

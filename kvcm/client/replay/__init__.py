@@ -14,6 +14,7 @@ from kvcm.client.replay.oracle import PrefixOracle
 from kvcm.client.replay.report import STEPS, Latencies, ReplayReport
 from kvcm.client.replay.runner import Replay
 from kvcm.client.replay.trace import BLOCK_TOKENS, TraceRequest, read_trace
+from kvcm.client.replay.verdict import Usage, problems
 
 __all__ = [
     "BLOCK_TOKENS",
@@ -27,8 +28,10 @@ __all__ = [
     "ReplayReport",
     "TraceError",
     "TraceRequest",
+    "Usage",
     "block_content",
     "fetch_metrics",
+    "problems",
     "read_trace",
     "take_audit",
     "usage_bytes",
