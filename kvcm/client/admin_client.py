@@ -36,7 +36,7 @@ from kvcm.config.model import Instance, InstanceGroup
 from kvcm.data_storage.model import Storage
 from kvcm.protocol import admin_service_pb2 as pb
 from kvcm.protocol import admin_service_pb2_grpc as pb_grpc
-from kvcm.protocol.domain_codec import group_from_proto, group_to_proto, instance_from_info, storage_from_proto, storage_to_proto
+from kvcm.protocol.domain_codec import group_from_reply, group_to_proto, instance_from_info, storage_from_reply, storage_to_proto
 
 DEFAULT_TIMEOUT_S = 10.0
 MAX_REPLY_BYTES = 64 * 1024 * 1024
@@ -130,7 +130,7 @@ class AdminClient:
     async def list_storages(self) -> list[Storage]:
         reply = await self._read("ListStorage", pb.ListStorageRequest(trace_id=self._trace))
         disabled = frozenset(reply.disabled_storage_names)
-        storages = _decoded("ListStorage", storage_from_proto, reply.storage)
+        storages = _decoded("ListStorage", storage_from_reply, reply.storage)
         return [replace(storage, enabled=storage.name not in disabled) for storage in storages]
 
     async def add_storage(self, storage: Storage) -> None:
@@ -151,7 +151,7 @@ class AdminClient:
 
     async def list_groups(self) -> list[InstanceGroup]:
         reply = await self._read("ListInstanceGroup", pb.ListInstanceGroupRequest(trace_id=self._trace))
-        return _decoded("ListInstanceGroup", group_from_proto, reply.instance_group)
+        return _decoded("ListInstanceGroup", group_from_reply, reply.instance_group)
 
     async def create_group(self, group: InstanceGroup) -> None:
         await self._write("CreateInstanceGroup", pb.CreateInstanceGroupRequest(trace_id=self._trace, instance_group=group_to_proto(group)))

@@ -35,6 +35,14 @@ E = TypeVar("E", bound=IntEnum)
 def group_from_proto(msg: admin.InstanceGroup) -> InstanceGroup:
     """A group from a create or update request. Raises MissingFields with everything that is wrong."""
     refuse(inside("InstanceGroup", _group_problems(msg)))
+    return group_from_reply(msg)
+
+
+def group_from_reply(msg: admin.InstanceGroup) -> InstanceGroup:
+    """A group as a manager holds it. Nothing is required of it: built-in and older groups never passed the checks of a request.
+
+    Raises ValueError for an enum number that this version does not know.
+    """
     return InstanceGroup(
         name=msg.name,
         storage_candidates=tuple(msg.storage_candidates),

@@ -73,6 +73,24 @@ def storage_from_proto(msg: Any) -> Storage:
     )
 
 
+def storage_from_reply(msg: Any) -> Storage:
+    """A storage as a manager lists it, enabled. Nothing but its kind is required: records of older releases never passed the checks of a request.
+
+    Raises MissingFields when this version knows no kind for it.
+    """
+    member_name = msg.WhichOneof("storage_spec")
+    member = _MEMBERS.get(member_name)
+    if member is None:
+        raise missing(inside("StorageConfig", named(("storage_spec", False))))
+    kind = next((kind for kind in member.kinds if kind == msg.storage_type), member.kinds[0])
+    return Storage(
+        name=msg.global_unique_name,
+        type=kind,
+        spec=_spec(member, getattr(msg, member_name)),
+        check_storage_available_when_open=msg.check_storage_available_when_open,
+    )
+
+
 def storage_to_proto(storage: Storage, cls: type[Any] = admin.StorageConfig) -> Any:
     """A StorageConfig of package `cls`; what that package has no field for is left out.
 

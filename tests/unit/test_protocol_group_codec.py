@@ -10,9 +10,10 @@ import pytest
 
 from kvcm.common.errors import InvalidArgument
 from kvcm.config.model import CachePreferStrategy, InstanceReclaimBudgetPolicy, MetaCachePolicy, ReclaimPolicy
+from kvcm.config.startup import default_group
 from kvcm.data_storage.model import StorageType
 from kvcm.protocol import admin_service_pb2 as admin
-from kvcm.protocol.domain_codec import group_from_proto, group_to_proto, require_fields
+from kvcm.protocol.domain_codec import group_from_proto, group_from_reply, group_to_proto, require_fields
 from kvcm.protocol.json_codec import json_to_message, message_to_plain
 
 pytestmark = pytest.mark.unit
@@ -168,3 +169,12 @@ def test_require_fields_names_what_is_absent() -> None:
     with pytest.raises(InvalidArgument) as caught:
         require_fields("RemoveInstance", instance_id=False, other=True, more=False)
     assert caught.value.message == "missing or invalid fields: {RemoveInstance: {instance_id}{more}}"
+
+
+def test_a_reply_is_read_as_it_comes_because_built_in_groups_never_were_requests() -> None:
+    group = default_group()
+    shown = group_to_proto(group)
+    with pytest.raises(InvalidArgument, match="storage_unique_name"):
+        group_from_proto(shown)
+    assert group_from_reply(shown) == group
+    assert group_from_reply(message({"name": "g"})).name == "g"

@@ -10,7 +10,7 @@ from kvcm.common.errors import InvalidArgument, Unsupported
 from kvcm.data_storage.model import DummySpec, EventReportSpec, NfsSpec, Storage, StorageType, TairMemPoolSpec, VcnsHf3fsSpec
 from kvcm.protocol import admin_service_pb2 as admin
 from kvcm.protocol import meta_service_pb2 as meta
-from kvcm.protocol.domain_codec import storage_from_proto, storage_to_proto
+from kvcm.protocol.domain_codec import storage_from_proto, storage_from_reply, storage_to_proto
 from kvcm.protocol.json_codec import json_to_message
 
 pytestmark = pytest.mark.unit
@@ -95,3 +95,15 @@ def test_the_meta_package_gets_what_it_has_fields_for() -> None:
     assert storage_to_proto(Storage("d", StorageType.DUMMY, DummySpec("")), meta.StorageConfig).WhichOneof("storage_spec") == "dummy"
     with pytest.raises(Unsupported, match="event_report_l2"):
         storage_to_proto(Storage("e", StorageType.EVENT_REPORT_L2, EventReportSpec()), meta.StorageConfig)
+
+
+def test_a_reply_is_read_as_it_comes_because_old_records_never_were_requests() -> None:
+    for storage in (
+        Storage("n", StorageType.NFS, NfsSpec("")),
+        Storage("v", StorageType.VCNS_HF3FS, VcnsHf3fsSpec("/m", "", "", 0, "")),
+        Storage("p", StorageType.TAIR_MEMPOOL, TairMemPoolSpec("d", media_type=5)),
+        Storage("e", StorageType.EVENT_REPORT_L2, EventReportSpec()),
+    ):
+        assert storage_from_reply(storage_to_proto(storage)) == storage
+    with pytest.raises(InvalidArgument, match="storage_spec"):
+        storage_from_reply(config('{"global_unique_name":"n"}'))
