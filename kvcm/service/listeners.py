@@ -66,9 +66,13 @@ class Listeners:
         await self._admin_http.start(build_app([admin], dispatcher, in_flight, admin_extra), grace_s)
         return replace(own, meta_rpc_port=real_rpc, meta_http_port=self._meta_http.port, admin_rpc_port=real_admin, admin_http_port=self._admin_http.port)
 
-    async def stop(self, grace_s: float) -> None:
-        """Refuse new calls on all ports at once, let running ones end for `grace_s` seconds, cut the rest. Idempotent."""
+    def close_health(self) -> None:
+        """Tell whoever asks or watches that this node is about to go."""
         for health in self._health:
             health.close()
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls on all ports at once, let running ones end for `grace_s` seconds, cut the rest. Idempotent."""
+        self.close_health()
         stops = [listener.stop(grace_s) for listener in self._grpc]
         await asyncio.gather(*stops, self._meta_http.stop(), self._admin_http.stop(), return_exceptions=True)

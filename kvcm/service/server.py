@@ -1,7 +1,8 @@
 """One manager, put together: the only place that knows all parts.
 
 Order (wire contract 1.5): registry store and I/O -> domain -> listeners, which answer SERVER_NOT_LEADER -> election -> recovery -> requests open. `stop`
-goes the other way: no new calls, running ones end, leadership ends (sessions are aborted, the lease is given back), stores close.
+goes the other way: health says no; leader-only calls get SERVER_NOT_LEADER, so that clients turn to the next leader; running ones end; sessions are
+aborted and the lease is given back; then the ports and the stores close.
 """
 
 from __future__ import annotations
@@ -167,8 +168,9 @@ class ManagerServer:
         monitor.start()
         stack.push_async_callback(monitor.stop)
         stack.push_async_callback(cluster.stop)
-        stack.push_async_callback(runner.stop)
         stack.push_async_callback(listeners.stop, DRAIN_S)
+        stack.push_async_callback(runner.stop)
+        stack.callback(listeners.close_health)
         cluster.publish(await listeners.start(meta, admin, extra, dispatcher, in_flight, gate.may_serve, own, DRAIN_S))
         self._cluster = cluster
         await runner.start()

@@ -63,7 +63,10 @@ class GrpcListener:
         return self.port
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls at once, let running ones end for `grace_s` seconds, then cut them. Idempotent."""
+        """Refuse new calls at once, let running ones end for `grace_s` seconds, then cut them. Idempotent.
+
+        A call that has just arrived ends as UNAVAILABLE or CANCELLED and has not run; one that has begun gets its reply.
+        """
         server, self._server = self._server, None
         if server is not None:
             await server.stop(grace_s)
