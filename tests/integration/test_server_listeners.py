@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -63,6 +64,8 @@ class House:
                 raise RuntimeError("secret detail")
             if request.instance_id == "garbage":
                 return 1, b"\xff\xff\xff"
+            if request.instance_id == "large":
+                return 1, encode_header(1, "y" * (1 << 20), call.request_id)
             if request.instance_id == "slow":
                 self.answered += 1
                 await asyncio.sleep(0.001)
@@ -274,6 +277,17 @@ def test_bodies_over_the_limit_are_413(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await house.post("/api/trimCache", b" " * 999 + b"{}") == (413, b"{}")
         assert await house.post("/api/trimCache", b" " * 90_000) == (413, b"{}")
         assert (await house.post("/api/trimCache", b"{}"))[0] == 200
+
+    with_house(script)
+
+
+def test_large_bodies_and_replies_go_through_the_thread() -> None:
+    async def script(house: House) -> None:
+        long_id = b"x" * (2 << 20)
+        status, body = await house.post("/api/trimCache", b'{"trace_id":"%s","instance_id":"large"}' % long_id)
+        assert status == 200
+        assert len(json.loads(body)["header"]["status"]["message"]) == 1 << 20
+        assert await house.post("/api/trimCache", b'{"trace_id":"%s"' % long_id) == (400, b"{}")
 
     with_house(script)
 
