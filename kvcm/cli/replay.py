@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,8 +145,7 @@ def _both(before: int | None, after: int | None) -> Usage | None:
 def _progress(requests: int) -> Iterator[Callable[[int], None]]:
     """A bar on standard error while it is a terminal."""
     if not sys.stderr.isatty():
-        with nullcontext():
-            yield lambda done: None
+        yield lambda done: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
