@@ -20,16 +20,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvcm.common.errors import KvcmError, NotReady, OutcomeUnknown, StorageError
 from kvcm.meta.access_log import AccessLog
 from kvcm.meta.backend import MetadataBackend
 from kvcm.meta.backend_local import LocalBackend
-from kvcm.meta.block_table import BlockTable
+from kvcm.meta.block_table import BlockTable, Change, Part
 from kvcm.meta.errors import KeyLimitReached, StateChanged
 from kvcm.meta.key_gate import KeyGate, Ticket
+from kvcm.meta.key_packing import KeyPacking
 from kvcm.meta.location import Block, Location
 from kvcm.meta.tiered_map import TIER_CAPACITY
 from kvcm.meta.usage import UsageCounter
@@ -63,9 +64,10 @@ class MetaIndex:
         usage: UsageCounter | None = None,
         tier_capacity: int = TIER_CAPACITY,
         gate_wait_s: float = 10.0,
+        packing: KeyPacking | None = None,
     ) -> None:
         self._backend = backend
-        self._table = BlockTable(tier_capacity)
+        self._table = BlockTable(tier_capacity, packing)
         self._gate = KeyGate(gate_wait_s)
         self._reserved = 0
         self._suspends = not isinstance(backend, LocalBackend)
@@ -84,9 +86,12 @@ class MetaIndex:
     def get(self, key: int) -> Block:
         return self._table.get(key)
 
-    def serving_run(self, keys: Sequence[int], out: list[bytes]) -> int:
-        """Append wire bytes of leading keys that are plainly SERVING (one location, no choice to make); returns how many."""
-        return self._table.serving_run(keys, out)
+    def serving_run(self, keys: Sequence[int], out: list[Part], packed: bytes | None = None) -> int:
+        """Append wire bytes of leading keys that are plainly SERVING (one location, no choice to make), in parts; returns how many keys.
+
+        `packed`: the same keys in the index's packing, if the caller has them so.
+        """
+        return self._table.serving_run(keys, out, packed)
 
     def pages(self, size: int = PAGE_KEYS) -> Iterator[list[int]]:
         """Keys page by page while the index changes (I-MI-7)."""
@@ -189,7 +194,7 @@ class MetaIndex:
         self._reserved += new_keys
         try:
             failures = await self._store(changes, before, fence)
-            self._publish((key, before[key], block) for key, block in changes.items() if key not in failures)
+            self._publish([(key, before[key], block) for key, block in changes.items() if key not in failures])
         finally:
             self._reserved -= new_keys
             self._gate.release(unique, ticket)
@@ -230,13 +235,12 @@ class MetaIndex:
             self._publish([(key, before[key], stored)])
         return failures
 
-    def _publish(self, changes: Iterable[tuple[int, Block, Block]]) -> None:
-        """Make (key, block until now, new block) visible and count keys and bytes, once for all of them."""
-        put = self._table.put
+    def _publish(self, changes: Sequence[Change]) -> None:
+        """Make the changes visible and count keys and bytes, once for all of them."""
+        self._table.put_all(changes)
         new_keys = 0
         bytes_of: dict[int, int] = {}
         for key, old, new in changes:
-            put(key, new, old)
             if not old:
                 new_keys += 1
             if not new:

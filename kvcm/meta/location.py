@@ -113,6 +113,12 @@ class Location(NamedTuple):
         )
 
 
+def previous_key_of(location: Location) -> int | None:
+    """The key in front of this block in the request that wrote it; None for the first one."""
+    header = location.header
+    return int.from_bytes(header[29:37], "little", signed=True) if header[4] & _FLAG_HAS_PREVIOUS else None
+
+
 Block = tuple[Location, ...]
 """All locations of one block key. A block exists exactly while it has at least one location (I-MS-6)."""
 

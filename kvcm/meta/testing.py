@@ -1,4 +1,4 @@
-"""Fakes for tests of whoever uses block metadata: a store that suspends and fails on command, and a scheduler that decides who goes on.
+"""For tests of whoever uses block metadata: a store that suspends and fails on command, a scheduler that decides who goes on, and a recount.
 
 Nothing here sleeps and nothing depends on timing. A fake suspends at a named point; the test looks at `pending()`, lets one point go with `release(index)`
 and gets control back when every task waits again. Drawing the indexes from hypothesis makes the interleavings random and repeatable.
@@ -7,23 +7,77 @@ and gets control back when every task waits again. Drawing the indexes from hypo
     backend = SuspendingBackend(scheduler)
     index = MetaIndex(backend, max_key_count=10)
     results = await scheduler.run([index.mutate(...), index.mutate(...)], choose=lambda count: draw(integers(0, count - 1)))
-    assert backend.store == {key: index.get(key) for page in index.pages() for key in page}
+    assert backend.store == published(index)
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar, cast
 
 from kvcm.common.errors import OutcomeUnknown, StorageError
-from kvcm.meta.location import Block
+from kvcm.data_storage.model import StorageType
+from kvcm.meta.index import MetaIndex
+from kvcm.meta.location import Block, Location, begin_write
 
 T = TypeVar("T")
 
 _MAX_TURNS = 100_000
+
+
+def written(
+    location_id: str,
+    *,
+    size: int = 100,
+    type_code: int = StorageType.NFS,
+    storage_slot: int = 0,
+    create_time_us: int = 1_700_000_000_000_000,
+    previous_key: int | None = None,
+) -> Location:
+    """A location in state WRITING; its wire bytes name it but are no message."""
+    return begin_write(
+        type_code=type_code,
+        storage_slot=storage_slot,
+        create_time_us=create_time_us,
+        size=size,
+        location_id=location_id,
+        previous_key=previous_key,
+        wire=f"wire of {location_id}".encode(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What the counters of an index must say, counted anew from the blocks."""
+
+    keys: int
+    bytes_by_type: dict[StorageType, int]
+    locations_by_slot: dict[int, int]
+
+    @classmethod
+    def of(cls, blocks: Iterable[Block]) -> Census:
+        keys = 0
+        sizes: Counter[StorageType] = Counter()
+        slots: Counter[int] = Counter()
+        for block in blocks:
+            keys += 1
+            for location in block:
+                sizes[StorageType(location.type_code).quota_type] += location.size
+                slots[location.storage_slot] += 1
+        return cls(keys, {kind: count for kind, count in sizes.items() if count}, dict(slots))
+
+    @classmethod
+    def reported_by(cls, index: MetaIndex) -> Census:
+        return cls(index.usage.keys, index.usage.by_type(), dict(index.storage_slots()))
+
+
+def published(index: MetaIndex) -> dict[int, Block]:
+    """Every block that a reader can see."""
+    return {key: index.get(key) for page in index.pages() for key in page}
 
 
 class Scheduler:

@@ -15,6 +15,8 @@ from google.protobuf.message import DecodeError
 
 from kvcm.common.errors import InternalError, InvalidArgument
 from kvcm.protocol import meta_service_pb2 as meta
+from kvcm.protocol.key_packing import WirePacking
+from kvcm.protocol.varint import varint
 
 LocationSpec = tuple[str, str]
 """(spec name, URI), as in the port; declared again so that clients may import this module without the metadata layer."""
@@ -24,24 +26,13 @@ _MAX_ONE_BYTE_FIELD = 15
 _WIRE_BYTES = 2
 
 
-def _varint(value: int) -> bytes:
-    """A base-128 varint; negative numbers take ten bytes, as protobuf writes them."""
-    rest = value & 0xFFFF_FFFF_FFFF_FFFF
-    out = bytearray()
-    while rest > 0x7F:
-        out.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    out.append(rest)
-    return bytes(out)
-
-
 # Lengths of all but absurd texts; a look-up costs a tenth of the loop.
-_SMALL = tuple(_varint(value) for value in range(2048))
+_SMALL = tuple(varint(value) for value in range(2048))
 _SMALL_COUNT = len(_SMALL)
 
 
 def _length(value: int) -> bytes:
-    return _SMALL[value] if value < _SMALL_COUNT else _varint(value)
+    return _SMALL[value] if value < _SMALL_COUNT else varint(value)
 
 
 def _text_field(tag: bytes, text: str) -> bytes:
@@ -55,11 +46,14 @@ def _text_field(tag: bytes, text: str) -> bytes:
 
 
 def _varint_field(tag: bytes, value: int) -> bytes:
-    return tag + _varint(value) if value else b""
+    return tag + varint(value) if value else b""
 
 
 class ProtoLocationEncoder:
     """The `LocationEncoder` port of `kvcm.meta` on the wire format. One instance per loop; it keeps a bounded cache of spec names."""
+
+    packing = WirePacking()
+    """How the index packs block keys, so that a request's keys need not be unpacked to be compared."""
 
     def __init__(self) -> None:
         self._names: dict[str, bytes] = {}

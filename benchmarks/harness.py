@@ -1,0 +1,143 @@
+"""Start the measured process, load it, read its CPU time and memory. Linux only."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from kvcm.config.persisted import group_to_dict, storage_to_dict
+from kvcm.config.startup import default_group, default_storage
+from kvcm.protocol import meta_service_pb2 as meta
+
+INSTANCE = "bench-instance"
+SPEC_BYTES = 1024
+_SERVICE = "/kv_cache_manager.proto.meta.MetaService/"
+_OPTIONS = [("grpc.max_receive_message_length", 64 << 20)]
+
+
+@dataclass(frozen=True)
+class Measured:
+    pid: int
+    meta: grpc.Channel
+    peer: grpc.Channel
+    admin_http_port: int
+
+    def cpu_us(self) -> float:
+        """CPU time of all threads of the process so far, from the scheduler's nanosecond clock."""
+        total = 0
+        for thread in os.listdir(f"/proc/{self.pid}/task"):
+            try:
+                total += int(Path(f"/proc/{self.pid}/task/{thread}/schedstat").read_text().split()[0])
+            except OSError:
+                continue
+        return total / 1000
+
+    def rss(self) -> int:
+        """Resident bytes."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def call(self, name: str, request: Any, reply_cls: Any) -> Any:
+        rpc = self.meta.unary_unary(_SERVICE + name)
+        reply = reply_cls.FromString(rpc(request.SerializeToString(), timeout=60))
+        assert reply.header.status.code == meta.OK, reply.header.status
+        return reply
+
+    def method(self, name: str) -> Any:
+        """A callable from request bytes to reply bytes; `peer:` names go to the peer."""
+        if name.startswith("peer:"):
+            return self.peer.unary_unary(f"/peer/{name[5:]}")
+        return self.meta.unary_unary(_SERVICE + name)
+
+
+@contextmanager
+def measured_manager(key_count_per_file: int = 1) -> Iterator[Measured]:
+    """A manager with the built-in defaults but no limits, and a registered instance with one spec."""
+    with tempfile.TemporaryDirectory(prefix="kvcm-bench-") as folder:
+        storage = storage_to_dict(default_storage())
+        storage["storage_spec"].update(root_path=f"{folder}/nfs/", key_count_per_file=key_count_per_file)
+        group = group_to_dict(default_group())
+        group["quota"] = {"capacity": 1 << 50, "quota_config": []}
+        group["cache_config"]["meta_indexer_config"]["max_key_count"] = 1 << 40
+        startup = Path(folder, "startup.json")
+        startup.write_text(json.dumps({"storage_config": storage, "instance_group": group}))
+        port_file = Path(folder, "ports.json")
+        process = subprocess.Popen([sys.executable, "-m", "benchmarks.peer_server", str(port_file), str(startup)])
+        try:
+            ports = _wait_for(port_file, process)
+            manager = Measured(
+                pid=int(ports["pid"]),
+                meta=grpc.insecure_channel(f"127.0.0.1:{ports['meta']}", _OPTIONS),
+                peer=grpc.insecure_channel(f"127.0.0.1:{ports['peer']}", _OPTIONS),
+                admin_http_port=int(ports["admin_http"]),
+            )
+            register = meta.RegisterInstanceRequest(
+                instance_group="default",
+                instance_id=INSTANCE,
+                block_size=16,
+                model_deployment=meta.ModelDeployment(model_name="m", dtype="bf16"),
+                location_spec_infos=[meta.LocationSpecInfo(name="tp0", size=SPEC_BYTES)],
+            )
+            manager.call("RegisterInstance", register, meta.RegisterInstanceResponse)
+            yield manager
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+def _wait_for(port_file: Path, process: subprocess.Popen[bytes]) -> dict[str, int]:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and process.poll() is None:
+        if port_file.exists():
+            found: dict[str, int] = json.loads(port_file.read_text())
+            return found
+        time.sleep(0.02)
+    raise RuntimeError("the measured manager did not start")
+
+
+def random_keys(count: int, seed: int) -> array.array[int]:
+    """`count` signed 64-bit keys; an array, so that the driver's memory stays small."""
+    generator = random.Random(seed)
+    return array.array("q", generator.randbytes(8 * count))
+
+
+def start_request(keys: Sequence[int]) -> bytes:
+    return meta.StartWriteCacheRequest(trace_id="bench", instance_id=INSTANCE, block_keys=keys, write_timeout_seconds=60).SerializeToString()
+
+
+def finish_request(session_id: str, count: int) -> bytes:
+    return meta.FinishWriteCacheRequest(
+        trace_id="bench", instance_id=INSTANCE, write_session_id=session_id, success_blocks=meta.BlockMask(offset=count)
+    ).SerializeToString()
+
+
+def read_request(keys: Sequence[int]) -> bytes:
+    return meta.GetCacheLocationRequest(trace_id="bench", instance_id=INSTANCE, query_type=meta.QT_PREFIX_MATCH, block_keys=keys).SerializeToString()
+
+
+def load(manager: Measured, keys: Sequence[int], batch: int = 256) -> None:
+    """Write and finish all keys, `batch` blocks a session."""
+    start, finish = manager.method("StartWriteCache"), manager.method("FinishWriteCache")
+    for at in range(0, len(keys), batch):
+        part = keys[at : at + batch]
+        reply = meta.StartWriteCacheResponse.FromString(start(start_request(part), timeout=60))
+        assert len(reply.locations) == len(part), reply.header
+        done = meta.CommonResponse.FromString(finish(finish_request(reply.write_session_id, len(part)), timeout=60))
+        assert done.header.status.code == meta.OK, done.header
+
+
+def machine() -> str:
+    model = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "unknown")
+    return f"{os.cpu_count()} cores, {model}, Linux {os.uname().release}, Python {sys.version.split()[0]}, grpcio {grpc.__version__}"

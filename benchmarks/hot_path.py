@@ -1,0 +1,125 @@
+"""Server CPU per request of the hot RPCs, as ratios in one run against a peer handler in the same process (design D2, issue A).
+
+    python -m benchmarks.hot_path [--blocks N] [--json FILE]
+
+Targets: an all-hit prefix read of 256 and of 1024 blocks at most 1.6 times the peer that parses the same request and returns a constant reply of equal size;
+of 1 block at most 1.15 times; a StartWrite+FinishWrite pair of 32 new blocks at most 4 times a read of 32 blocks. The runs of peer and manager alternate, so
+that noise of the machine hits both; the figure is the median over the rounds. `working set` keys are read over and over; `whole index` picks from everything
+that is loaded, so that most look-ups miss the processor's caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from benchmarks.harness import Measured, finish_request, load, machine, measured_manager, random_keys, read_request, start_request
+from kvcm.protocol import meta_service_pb2 as meta
+
+ROUNDS = 9
+REQUESTS = 400
+IN_FLIGHT = 8
+WORKING_SET = 16_384
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    peer_us: float
+    manager_us: float
+    ratio: float
+    target: float | None
+
+
+def cpu_per_request(manager: Measured, call: Any, requests: Sequence[bytes]) -> float:
+    """Microseconds of server CPU per request with IN_FLIGHT requests under way."""
+    before = manager.cpu_us()
+    waiting: deque[Any] = deque()
+    for request in requests:
+        waiting.append(call.future(request, timeout=30))
+        if len(waiting) >= IN_FLIGHT:
+            waiting.popleft().result()
+    for answer in waiting:
+        answer.result()
+    return (manager.cpu_us() - before) / len(requests)
+
+
+def compare(name: str, manager: Measured, pick: Callable[[int], Sequence[int]], blocks: int, target: float | None) -> Line:
+    read, peer = manager.method("GetCacheLocation"), manager.method("peer:Constant")
+    reply = read(read_request(pick(blocks)), timeout=30)
+    assert len(meta.GetCacheLocationResponse.FromString(reply).locations) == blocks, "the read must be all hits"
+    manager.method("peer:Fix")(reply, timeout=30)
+    pairs = []
+    for _ in range(ROUNDS):
+        requests = [read_request(pick(blocks)) for _ in range(REQUESTS)]
+        pairs.append((cpu_per_request(manager, peer, requests), cpu_per_request(manager, read, requests)))
+    ratio = statistics.median(real / constant for constant, real in pairs)
+    return Line(name, statistics.median(p for p, _ in pairs), statistics.median(r for _, r in pairs), ratio, target)
+
+
+def write_pair(manager: Measured, pick: Callable[[int], Sequence[int]]) -> Line:
+    """A pair of 32 new blocks against a read of 32 blocks."""
+    read, start, finish = manager.method("GetCacheLocation"), manager.method("StartWriteCache"), manager.method("FinishWriteCache")
+    pairs = []
+    for turn in range(ROUNDS):
+        constant = cpu_per_request(manager, read, [read_request(pick(32)) for _ in range(REQUESTS)])
+        fresh = random_keys(32 * REQUESTS, seed=1_000 + turn)
+        starts = [start_request(fresh[at : at + 32]) for at in range(0, len(fresh), 32)]
+        before = manager.cpu_us()
+        waiting: deque[Any] = deque()
+        for request in starts:
+            waiting.append(start.future(request, timeout=30))
+            if len(waiting) >= IN_FLIGHT:
+                _finish(waiting.popleft(), finish)
+        for answer in waiting:
+            _finish(answer, finish)
+        pairs.append((constant, (manager.cpu_us() - before) / len(starts)))
+    ratio = statistics.median(pair / constant for constant, pair in pairs)
+    return Line("write pair, 32 new blocks / read of 32", statistics.median(p for p, _ in pairs), statistics.median(r for _, r in pairs), ratio, 4.0)
+
+
+def _finish(answer: Any, finish: Any) -> None:
+    reply = meta.StartWriteCacheResponse.FromString(answer.result())
+    assert len(reply.locations) == 32, reply.header
+    finish(finish_request(reply.write_session_id, 32), timeout=30)
+
+
+def picker(keys: Sequence[int], limit: int, seed: int) -> Callable[[int], Sequence[int]]:
+    generator = Random(seed)
+    return lambda blocks: keys[(at := generator.randrange(limit - blocks + 1)) : at + blocks]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--blocks", type=int, default=200_000, help="blocks loaded before measuring (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    keys = random_keys(options.blocks, seed=7)
+    lines = []
+    with measured_manager() as manager:
+        load(manager, keys)
+        near = picker(keys, min(WORKING_SET, len(keys)), 1)
+        far = picker(keys, len(keys), 2)
+        for blocks, target in ((1, 1.15), (32, None), (256, 1.6), (1024, 1.6)):
+            lines.append(compare(f"read {blocks} blocks, working set / constant reply", manager, near, blocks, target))
+        for blocks in (256, 1024):
+            lines.append(compare(f"read {blocks} blocks, whole index / constant reply", manager, far, blocks, None))
+        lines.append(write_pair(manager, near))
+    print(f"{machine()}; {options.blocks} blocks loaded, {IN_FLIGHT} requests in flight, median of {ROUNDS} x {REQUESTS}")
+    print(f"{'':<50}{'peer us':>9}{'us':>9}{'ratio':>8}{'target':>8}")
+    for line in lines:
+        mark = "" if line.target is None else f"{line.target:>8.2f}{'' if line.ratio <= line.target else '  MISSED'}"
+        print(f"{line.name:<50}{line.peer_us:>9.0f}{line.manager_us:>9.0f}{line.ratio:>8.2f}{mark}")
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine(), "lines": [asdict(line) for line in lines]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
