@@ -2,6 +2,7 @@
 
     condemn: -> DELETING, durable          (no reader gets the location from now on)
     wait the delay                         (readers that already hold the URI finish)
+    wait for the writer's session to end   (else it would go on writing into a file that nobody remembers)
     barrier: the store has synced          (else a crash could bring back a record whose bytes are gone)
     delete the bytes, ask for the truth
     ABSENT for every spec: bury the record. Anything else: keep DELETING and come back later, less and less often.
@@ -19,12 +20,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from kvcm.common.clock import Clock
-from kvcm.common.errors import StorageError
+from kvcm.common.errors import KvcmError, StorageError
 from kvcm.manager.errors import MetadataFailed
 from kvcm.manager.ports import Leadership, Storages, WireCodec
 from kvcm.manager.shard import InstanceShard
 from kvcm.meta.index import PAGE_KEYS, Outcome
-from kvcm.meta.location import AbsenceProof, Block, Location, Status, bury, condemn, prove_absence
+from kvcm.meta.location import AbsenceProof, Block, Location, Status, bury, condemn, prove_absence, replace
 
 log = logging.getLogger("kvcm.deleter")
 
@@ -33,6 +34,7 @@ Target = tuple[int, str]
 
 _RETRY_BASE_US = 1_000_000
 _RETRY_CAP_US = 60_000_000
+_HELD_PAUSE_US = 1_000_000
 _PARALLEL_BATCHES = 8
 DEFAULT_MAX_PENDING = 1_000_000
 
@@ -56,8 +58,21 @@ class DeletionStats:
     queue_overflow: int = 0
 
 
+Held = Callable[[str, int, str], bool]
+"""(instance id, key, location id) -> is a write session still open for it?"""
+
+
 class Deleter:
-    def __init__(self, storages: Storages, codec: WireCodec, clock: Clock, leadership: Leadership, max_pending: int = DEFAULT_MAX_PENDING) -> None:
+    def __init__(
+        self,
+        storages: Storages,
+        codec: WireCodec,
+        clock: Clock,
+        leadership: Leadership,
+        max_pending: int = DEFAULT_MAX_PENDING,
+        held: Held = lambda instance_id, key, location_id: False,
+    ) -> None:
+        self._held = held
         self._storages = storages
         self._codec = codec
         self._clock = clock
@@ -66,7 +81,7 @@ class Deleter:
         self._queue: list[_Batch] = []
         self._sequence = 0
         self._wake = asyncio.Event()
-        self._queued: set[tuple[int, int, str]] = set()  # (id of the shard object, key, location id)
+        self._queued: set[tuple[int, int, str]] = set()  # (id of the index object, which a batch keeps alive, key, location id)
         self.stats = DeletionStats()
 
     @property
@@ -104,11 +119,32 @@ class Deleter:
             raise MetadataFailed(f"{len(failed)} of {len(keys)} blocks could not be marked for deletion: {_first_error(outcomes)}")
         return len(done)
 
+    async def withdraw(self, shard: InstanceShard, inserted: Sequence[tuple[int, Location]]) -> list[tuple[int, Location]]:
+        """Take back WRITING locations that no client was told of: DELETING, and their bytes at once.
+
+        Returns those that the metadata store refused to mark. What cannot be proven gone now is queued. Raises KvcmError when nothing was marked.
+        """
+
+        def plan(position: int, key: int, block: Block) -> Block | None:
+            _, location = inserted[position]
+            return replace(block, location, condemn(location)) if location in block else None
+
+        outcomes = await shard.index.mutate([key for key, _ in inserted], plan, self._leadership.epoch)
+        refused = [entry for entry, outcome in zip(inserted, outcomes, strict=True) if outcome.error is not None]
+        marked = [(key, location.location_id) for (key, location), outcome in zip(inserted, outcomes, strict=True) if outcome.changed]
+        self.stats.condemned += len(marked)
+        try:
+            left, _ = await self._delete(shard, marked)
+        except KvcmError:
+            left = marked
+        self.push(shard, left, _RETRY_BASE_US)
+        return refused
+
     def push(self, shard: InstanceShard, targets: Sequence[Target], delay_us: int) -> None:
         """Queue DELETING locations for physical deletion in `delay_us`; what is queued already or does not fit is left out."""
         fresh = []
         for key, location_id in targets:
-            mark = (id(shard), key, location_id)
+            mark = (id(shard.index), key, location_id)
             if mark in self._queued:
                 continue
             if len(self._queued) >= self._max_pending:
@@ -173,14 +209,19 @@ class Deleter:
         self._wake.set()
 
     async def _run(self, batch: _Batch) -> None:
+        held: list[Target] = []
         try:
-            left = await self._delete(batch.shard, batch.targets)
+            left, held = await self._delete(batch.shard, batch.targets)
+        except KvcmError as error:
+            log.warning("deletion_batch_failed instance=%s locations=%d: %s", batch.shard.instance_id, len(batch.targets), error.message)
+            left = batch.targets
         except Exception:
             log.exception("deletion_batch_failed instance=%s locations=%d", batch.shard.instance_id, len(batch.targets))
             left = batch.targets
-        unqueued = set(batch.targets) - set(left)
-        for key, location_id in unqueued:
-            self._queued.discard((id(batch.shard), key, location_id))
+        for key, location_id in set(batch.targets).difference(left, held):
+            self._queued.discard((id(batch.shard.index), key, location_id))
+        if held:
+            self._enqueue(_Batch(self._clock.monotonic_us() + _HELD_PAUSE_US, self._next(), batch.shard, held))
         if not left:
             return
         self.stats.kept_without_proof += len(left)
@@ -194,16 +235,20 @@ class Deleter:
             )
         self._enqueue(_Batch(self._clock.monotonic_us() + pause, self._next(), batch.shard, left, batch.attempt + 1))
 
-    async def _delete(self, shard: InstanceShard, targets: Sequence[Target]) -> list[Target]:
-        """One attempt; returns the targets to try again."""
+    async def _delete(self, shard: InstanceShard, targets: Sequence[Target]) -> tuple[list[Target], list[Target]]:
+        """One attempt; returns the targets to try again and those whose writer may still be at work."""
         live = self._still_deleting(shard, targets)
-        if not live:
-            return []
+        held = [(key, loc.location_id) for key, loc in live if self._held(shard.instance_id, key, loc.location_id)]
+        wanted = [target for key, loc in live if (target := (key, loc.location_id)) not in held] if held else [(key, loc.location_id) for key, loc in live]
+        if not wanted:
+            return [], held
+        if shard.deletion_paused:
+            return wanted, held
         try:
-            await shard.index.sync([key for key, _ in live])
+            await shard.index.sync([key for key, _ in wanted])
         except StorageError:
-            return [(key, loc.location_id) for key, loc in live]
-        live = self._still_deleting(shard, [(key, loc.location_id) for key, loc in live])
+            return wanted, held
+        live = self._still_deleting(shard, wanted)
         uris: list[str] = []
         spans: list[tuple[int, int]] = []
         for _, location in live:
@@ -219,10 +264,16 @@ class Deleter:
                 left.append((key, location.location_id))
             else:
                 proven.append((key, location, proof))
-        return left + await self.bury_proven(shard, proven)
+        return left + await self._bury_or_keep(shard, proven), held
+
+    async def _bury_or_keep(self, shard: InstanceShard, proven: Sequence[tuple[int, Location, AbsenceProof]]) -> list[Target]:
+        try:
+            return await self.bury_proven(shard, proven)
+        except KvcmError:  # other changes hold the keys: nothing was removed
+            return [(key, location.location_id) for key, location, _ in proven]
 
     async def bury_proven(self, shard: InstanceShard, proven: Sequence[tuple[int, Location, AbsenceProof]]) -> list[Target]:
-        """Remove the records of locations whose bytes are proven gone; returns those the store refused."""
+        """Remove the records of locations whose bytes are proven gone; returns those the store refused. Raises KeysBusy."""
         if not proven:
             return []
 

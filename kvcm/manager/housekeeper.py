@@ -1,4 +1,7 @@
-"""The manager's background work: expire write sessions, run due deletions, finish removed instances. Thin loops around testable steps."""
+"""The manager's background work: expire write sessions, run due deletions, finish removed instances. Thin loops around testable steps.
+
+Expiry has a loop of its own: a sweep may wait for a metadata store that hangs, and sessions must end in time all the same (I-WL-2).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class Housekeeper:
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._forever(self._sweep)), loop.create_task(self._forever(self._delete))]
+        self._tasks = [loop.create_task(self._forever(step)) for step in (self._expire, self._sweep, self._delete)]
 
     async def stop(self) -> None:
         """Stop the loops. Steps under way belong to the manager and are awaited by its clean-up."""
@@ -33,6 +36,10 @@ class Housekeeper:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+
+    async def _expire(self) -> None:
+        await self._manager.expire_sessions()
+        await asyncio.sleep(_SWEEP_S)
 
     async def _sweep(self) -> None:
         await self._manager.sweep()

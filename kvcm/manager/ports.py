@@ -9,6 +9,7 @@ from kvcm.config.model import InstanceGroup
 from kvcm.data_storage.model import Storage
 from kvcm.data_storage.port import AllocationItem, DataStorageBackend, Truth
 from kvcm.meta.encoder import LocationEncoder
+from kvcm.meta.key_packing import KeyPacking
 
 
 class Storages(Protocol):
@@ -37,6 +38,11 @@ class Groups(Protocol):
 
 class WireCodec(LocationEncoder, Protocol):
     """The location encoder and what replies need beyond it."""
+
+    @property
+    def packing(self) -> KeyPacking:
+        """The packing of block keys that requests arrive in."""
+        ...
 
     def encode_padded(self, spec_names: Sequence[str]) -> bytes:
         """The entry that stands for a miss (wire contract 4.6)."""

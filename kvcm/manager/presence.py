@@ -24,16 +24,17 @@ class Presence:
         self._codec = codec
 
     def missing(self, shard: InstanceShard, keys: Sequence[int], wanted: Sequence[Sequence[str]], min_replicas: int) -> list[int]:
-        """Positions to write. A key that occurs twice is missing at its first position only."""
+        """Positions to write. A key that occurs twice is missing at its first position only, unless its second one asks for other specs."""
         get = shard.index.get
-        seen: set[int] = set()
+        seen: set[object] = set()
         positions = []
         for position, key in enumerate(keys):
-            if key in seen:
+            mark: object = (key, *wanted[position]) if shard.has_groups else key
+            if mark in seen:
                 continue
             block = get(key)
             if not block or self.is_missing(block, wanted[position], min_replicas, shard.has_groups, None):
-                seen.add(key)
+                seen.add(mark)
                 positions.append(position)
         return positions
 

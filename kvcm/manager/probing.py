@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from kvcm.common.errors import KvcmError
 from kvcm.data_storage.port import Truth
-from kvcm.manager.deleter import Deleter
+from kvcm.manager.deleter import Deleter, Target
 from kvcm.manager.ports import Leadership, Storages, WireCodec
 from kvcm.manager.shard import InstanceShard
-from kvcm.meta.location import Block, Location, Status, condemn, prove_absence
+from kvcm.meta.location import AbsenceProof, Block, Location, Status, condemn, prove_absence
 
 log = logging.getLogger("kvcm.probing")
 
@@ -87,8 +87,15 @@ class Pruner:
                 outcomes = await shard.index.mutate([probed.key for probed, _ in gone], plan, self._leadership.epoch)
                 condemned = [(probed.key, condemn(probed.location), proof) for (probed, proof), outcome in zip(gone, outcomes, strict=True) if outcome.changed]
                 self._deleter.stats.condemned += len(condemned)
-                self._deleter.push(shard, await self._deleter.bury_proven(shard, condemned), 0)
+                self._deleter.push(shard, await self._bury(shard, condemned), delay_us)
         except KvcmError as error:
             log.warning("prune_failed instance=%s locations=%d: %s", shard.instance_id, len(lost), error.message)
             return
         log.info("pruned instance=%s locations=%d: their bytes are gone from the storage", shard.instance_id, len(lost))
+
+    async def _bury(self, shard: InstanceShard, condemned: Sequence[tuple[int, Location, AbsenceProof]]) -> list[Target]:
+        """Those that are still there as DELETING, and so have to be queued."""
+        try:
+            return await self._deleter.bury_proven(shard, condemned)
+        except KvcmError:
+            return [(key, location.location_id) for key, location, _ in condemned]

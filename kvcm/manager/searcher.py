@@ -21,10 +21,12 @@ from kvcm.manager.errors import AllStoragesDown
 from kvcm.manager.ports import Storages, WireCodec
 from kvcm.manager.probing import Probed, Prober
 from kvcm.manager.shard import InstanceShard
+from kvcm.meta.block_table import Part
 from kvcm.meta.location import Location, Status
 
 _STATIC_WEIGHTS = {StorageType.NFS: 5, StorageType.MOONCAKE: 3, StorageType.HF3FS: 3, StorageType.TAIR_MEMPOOL: 3}
 _DEFAULT_WEIGHT = 1
+_STRETCH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +37,17 @@ class LocateQuery:
     window: int = 0
     spec_names: Collection[str] = ()
     want_checksums: bool = False
+    packed_keys: bytes | None = None
+    """All of `keys` in the index's packing, if the caller has them so; only an unmasked prefix read uses it."""
 
 
 @dataclass(slots=True)
 class Located:
-    """`parts`: framed CacheLocation bytes in reply order. `checksums` aligned with them when asked for. `hits`: how many are no padding."""
+    """`parts`: framed CacheLocation bytes in reply order, one or more locations each. `checksums`: one per location, when asked for.
+    `hits`: how many are no padding.
+    """
 
-    parts: list[bytes]
+    parts: list[Part]
     hits: int
     checksums: list[int] | None = None
 
@@ -70,8 +76,9 @@ class Searcher:
         """Answer one query. Raises InvalidArgument (unspecified type, window out of range), Unsupported, AllStoragesDown."""
         if query.query_type is QueryType.PREFIX_MATCH:
             keys = query.keys if query.mask is None else query.mask.unmasked(query.keys)
+            packed = query.packed_keys if keys is query.keys else None
             if not query.spec_names and not query.want_checksums and self._is_plain(shard):
-                return self._plain_prefix(shard, keys, now_us)
+                return self._plain_prefix(shard, keys, packed, now_us)
             return self._finish(query, await self._prefix(shard, group, keys, now_us), shard)
         if query.query_type is QueryType.BATCH_GET:
             chosen = await self._choose_all(shard, group, query.keys)
@@ -93,18 +100,22 @@ class Searcher:
                 return False
         return True
 
-    def _plain_prefix(self, shard: InstanceShard, keys: Sequence[int], now_us: int) -> Located:
-        parts: list[bytes] = []
+    def _plain_prefix(self, shard: InstanceShard, keys: Sequence[int], packed: bytes | None, now_us: int) -> Located:
+        parts: list[Part] = []
         total = len(keys)
-        done = shard.index.serving_run(keys, parts)
+        done = shard.index.serving_run(keys, parts, packed)
         while done < total:
             chosen = self._choose(shard, keys[done], frozenset())
             if chosen is None:
                 break
             parts.append(chosen[0])
             done += 1
-            if done < total:
-                done += shard.index.serving_run(keys[done:], parts)
+            while done < total:  # a stretch at a time: copying all that is left after each such key would be quadratic
+                stretch = keys[done : done + _STRETCH]
+                run = shard.index.serving_run(stretch, parts)
+                done += run
+                if run < len(stretch):
+                    break
         if done:
             shard.index.access.touch_chain(keys[done - 1], now_us)
         return Located(parts, done)
@@ -191,10 +202,10 @@ class Searcher:
     def _finish(self, query: LocateQuery, chosen: Sequence[Chosen | None], shard: InstanceShard) -> Located:
         padding: Chosen = (shard.padded, 0)
         entries = [padding if hit is None else hit for hit in chosen]
-        parts = [wire for wire, _ in entries]
+        parts: list[Part] = [wire for wire, _ in entries]
         if query.spec_names:
             wanted = set(query.spec_names)
-            parts = [self._filter(wire, wanted) for wire in parts]
+            parts = [self._filter(wire, wanted) for wire, _ in entries]
         hits = sum(hit is not None for hit in chosen)
         return Located(parts, hits, [checksum for _, checksum in entries] if query.want_checksums else None)
 

@@ -1,6 +1,8 @@
 """The state of one instance (design D11): everything about its blocks is reached through its shard and through nothing else.
 
-Blocks are only ever reused inside one instance, so shards share nothing but their group's usage counter.
+Blocks are only ever reused inside one instance, so shards share nothing but their group's usage counter. A shard stands for one registration: an id that
+is registered anew gets a new shard, also when it takes over the index in which old blocks are still being deleted. So whoever began to work on the old
+registration can see that it is closed.
 """
 
 from __future__ import annotations
@@ -10,24 +12,30 @@ from collections.abc import Iterable
 from kvcm.config.model import Instance
 from kvcm.manager.ports import WireCodec
 from kvcm.meta.index import MetaIndex
+from kvcm.meta.location import Location
 
 
 class InstanceShard:
     def __init__(self, instance: Instance, index: MetaIndex, codec: WireCodec) -> None:
         self.index = index
-        self.closed = False
-        """True once the instance was removed: its blocks are being deleted and no request reaches it any more."""
-        self.redrive_needed = False
-        """True when DELETING locations exist that no queue holds (it was full, or the process has just recovered)."""
-        self._codec = codec
-        self.configure(instance)
-
-    def configure(self, instance: Instance) -> None:
-        """Set the registered instance; also when an id is registered anew while its old blocks are still being deleted."""
         self.instance = instance
+        self.closed = False
+        """True once the instance was removed: its blocks are being deleted and no write may begin or end here any more."""
+        self.condemn_needed = False
+        """True while a removed instance may still have blocks that are not DELETING."""
+        self.redrive_needed = False
+        """True when DELETING locations may exist that no queue holds (it was full, or the index was just loaded)."""
+        self.deletion_paused = False
+        """True while the storages are being told which places live: a deletion now could take a packed file that holds more than they know."""
+        self.orphans: list[tuple[int, Location]] = []
+        """WRITING locations that were found when the index was loaded and are not DELETING yet: no session can ever finish them."""
+        self.starts = 0
+        """Start-writes under way."""
+        self.adopted: dict[int, object] = {}
+        """Storage slot -> the opened backend that knows the shard's places there; None when the storage was not open at that time."""
         self.spec_sizes = {info.name: info.size for info in instance.location_spec_infos}
         self.spec_groups = {group.name: frozenset(group.spec_names) for group in instance.location_spec_groups}
-        self.padded = self._codec.encode_padded([info.name for info in instance.location_spec_infos])
+        self.padded = codec.encode_padded([info.name for info in instance.location_spec_infos])
         self.has_groups = bool(self.spec_groups)
 
     @property

@@ -1,9 +1,10 @@
 """Open two-phase writes (behaviour section 5). In memory only: a new leader knows none of them.
 
-A session is open, then claimed by exactly one of {finish, expiry, clean-up} (I-WL-1), then settled. Between claim and settle its locations still count
-as held, so nobody takes them for
-orphans while their update is on its way. Validation comes before the claim: a bad call never costs the session.
-Deadlines are monotonic.
+A session is open, then claimed by exactly one of {finish, expiry, clean-up} (I-WL-1), then ended. Between claim and end its locations still count as held,
+so nobody takes them for orphans while their update is on its way. Validation comes before the claim: a bad call never costs the session.
+
+A claim whose store update failed is given back. A finish gives the session back to its client; expiry and clean-up do not: once a session has expired,
+part of its blocks may be DELETING already, so a late finish must never be told that all is well. Deadlines are monotonic.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kvcm.meta.location import Location
 MAX_LIFETIME_S = 1800
 EMPTY_LIFETIME_S = 10
 DEFAULT_MAX_SESSIONS = 100_000
+_COMPACT_MIN = 1024
 
 
 @dataclass(slots=True)
@@ -29,6 +31,10 @@ class WriteSession:
     locations: list[Location | None]
     deadline_us: int
     claimed: bool = field(default=False)
+    expired: bool = field(default=False)
+    """Claimed by expiry or clean-up at least once: no client can finish it any more."""
+    lost: int = field(default=0)
+    """Blocks named successful that had been removed, over all attempts to finish."""
 
 
 def lifetime_us(requested_s: int, block_count: int) -> int:
@@ -54,16 +60,16 @@ class WriteSessions:
 
     def put(self, session: WriteSession) -> None:
         self._sessions[session.session_id] = session
-        heapq.heappush(self._by_deadline, (session.deadline_us, session.session_id))
+        self._schedule(session)
         for key, location in zip(session.keys, session.locations, strict=True):
             if location is not None:
                 mark = (session.instance_id, key, location.raw_id)
                 self._held[mark] = self._held.get(mark, 0) + 1
 
     def get(self, session_id: str) -> WriteSession | None:
-        """An open session; None when unknown or already claimed."""
+        """A session that its client may finish; None when unknown, claimed or expired."""
         session = self._sessions.get(session_id)
-        return None if session is None or session.claimed else session
+        return None if session is None or session.claimed or session.expired else session
 
     def claim(self, session_id: str) -> WriteSession | None:
         """Take the sole right to end the session; None if someone else has it."""
@@ -86,25 +92,27 @@ class WriteSessions:
             del self._held[mark]
 
     def end(self, session: WriteSession) -> None:
-        """Forget a claimed session and whatever it still held."""
+        """Forget a session and whatever it still held. Idempotent."""
         for position in range(len(session.keys)):
             self.settle(session, position)
         self._sessions.pop(session.session_id, None)
 
     def reopen(self, session: WriteSession, deadline_us: int) -> None:
-        """Give a claim back (the store failed): the session can be finished again until `deadline_us`."""
+        """Give a claim back (the store failed): it can be claimed again, at the latest by expiry at `deadline_us`. A forgotten session stays so."""
         session.claimed = False
+        if session.session_id not in self._sessions:
+            return
         session.deadline_us = deadline_us
-        heapq.heappush(self._by_deadline, (deadline_us, session.session_id))
+        self._schedule(session)
 
     def claim_due(self, now_us: int) -> list[WriteSession]:
         """Claim every open session whose deadline has passed, never one before it (I-WL-2)."""
         due = []
         while self._by_deadline and self._by_deadline[0][0] <= now_us:
             _, session_id = heapq.heappop(self._by_deadline)
-            session = self.get(session_id)
-            if session is not None and session.deadline_us <= now_us:
-                session.claimed = True
+            session = self._sessions.get(session_id)
+            if session is not None and not session.claimed and session.deadline_us <= now_us:
+                session.claimed = session.expired = True
                 due.append(session)
         return due
 
@@ -112,8 +120,14 @@ class WriteSessions:
         """Claim all open sessions, or those of one instance (clean-up, removal)."""
         claimed = [s for s in self._sessions.values() if not s.claimed and instance_id in (None, s.instance_id)]
         for session in claimed:
-            session.claimed = True
+            session.claimed = session.expired = True
         return claimed
+
+    def forget(self, instance_id: str | None = None) -> None:
+        """Drop every session (of one instance), whatever its state: there is nobody left to end it. Who has a claim finds nothing left to settle."""
+        for session in [s for s in self._sessions.values() if instance_id in (None, s.instance_id)]:
+            session.expired = True
+            self.end(session)
 
     def next_deadline_us(self) -> int | None:
         return self._by_deadline[0][0] if self._by_deadline else None
@@ -121,3 +135,10 @@ class WriteSessions:
     def holds(self, instance_id: str, key: int, location_id: str) -> bool:
         """Does an open or claimed session still own this location? Keyed by block too: ids are only unique inside a block."""
         return (instance_id, key, location_id.encode("ascii").ljust(8, b"\0")) in self._held
+
+    def _schedule(self, session: WriteSession) -> None:
+        heapq.heappush(self._by_deadline, (session.deadline_us, session.session_id))
+        # Finished sessions leave their deadlines behind, which may be half an hour away: take them out before they outnumber the open ones.
+        if len(self._by_deadline) > _COMPACT_MIN + 2 * len(self._sessions):
+            self._by_deadline = [(open_.deadline_us, open_.session_id) for open_ in self._sessions.values()]
+            heapq.heapify(self._by_deadline)

@@ -10,13 +10,14 @@ goes (I-CM-5). Callers run these methods to their end (see CacheManager).
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvcm.common.block_mask import BlockMask, present_mask
 from kvcm.common.clock import Clock
-from kvcm.common.errors import InvalidArgument, KvcmError, StorageError
+from kvcm.common.errors import InstanceNotExist, InvalidArgument, KvcmError, StorageError
 from kvcm.common.ids import IdSource
 from kvcm.config.model import InstanceGroup
 from kvcm.data_storage.model import Storage
@@ -36,6 +37,7 @@ from kvcm.meta.usage import UsageCounter
 log = logging.getLogger("kvcm.writer")
 
 _RETRY_FINISH_US = 5_000_000
+_RETRY_ABORT_US = 1_000_000
 LATE_WRITER_GRACE_US = 1_000_000
 """After an expiry the writer may still be at work; deleting a moment later catches most of what it still writes."""
 
@@ -86,7 +88,15 @@ class Writer:
     # -- start ---------------------------------------------------------------------------------------------------------------------------------
 
     async def start(self, shard: InstanceShard, group: InstanceGroup, usage: UsageCounter, request: StartWrite) -> WriteStarted:
-        """Raises InvalidArgument, QuotaReached, NoStorage, KeyLimitReached, AllocationFailed, Overloaded, StorageError; nothing is left then."""
+        """Raises InvalidArgument, QuotaReached, NoStorage, KeyLimitReached, AllocationFailed, Overloaded, StorageError, InstanceNotExist (removed
+        meanwhile); nothing is left then."""
+        shard.starts += 1
+        try:
+            return await self._start(shard, group, usage, request)
+        finally:
+            shard.starts -= 1
+
+    async def _start(self, shard: InstanceShard, group: InstanceGroup, usage: UsageCounter, request: StartWrite) -> WriteStarted:
         self.sessions.check_room()
         wanted = self._wanted_specs(shard, request)
         lost = [probed for probed in await self._prober.probe(shard, request.keys) if probed.lost]
@@ -99,10 +109,14 @@ class Writer:
             storage = select_storage(group, self._storages, usage, required)
             inserted = await self._insert(shard, storage, request, wanted, fresh)
         positions = sorted(inserted)
+        keys = [request.keys[position] for position in positions]
+        if shard.closed:  # its sessions have been ended already, so this one must not begin
+            await self._withdraw(shard, list(zip(keys, (inserted[position] for position in positions), strict=True)))
+            raise InstanceNotExist(f"instance '{shard.instance_id}' was removed while the write was being started")
         session = WriteSession(
             session_id=self._ids.session_id(),
             instance_id=shard.instance_id,
-            keys=[request.keys[position] for position in positions],
+            keys=keys,
             locations=[inserted[position] for position in positions],
             deadline_us=self._clock.monotonic_us() + lifetime_us(request.timeout_s, len(positions)),
         )
@@ -125,6 +139,8 @@ class Writer:
                 if name not in shard.spec_groups:
                     raise InvalidArgument(f"location spec group '{name}' is not registered for instance '{shard.instance_id}'")
                 ordered[name] = shard.ordered(shard.spec_groups[name])
+                if not ordered[name]:
+                    raise InvalidArgument(f"location spec group '{name}' of instance '{shard.instance_id}' names no registered spec, so it has no bytes")
         return [ordered[name] for name in request.group_names]
 
     async def _insert(
@@ -151,13 +167,13 @@ class Writer:
         try:
             outcomes = await shard.index.mutate(keys, plan, self._leadership.epoch)
         except KvcmError:
-            await self._storages.delete([uri for uris in places for uri in uris])
+            await self._give_back(storage, [uri for uris in places for uri in uris])
             raise
         failure = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
         mine = {at for at in taken if outcomes[at].changed}
         unused = [uri for at, uris in enumerate(places) if at not in mine for uri in uris]
         if unused:
-            await self._storages.delete(unused)
+            await self._give_back(storage, unused)
         if failure is not None:
             await self._withdraw(shard, [(keys[at], planned[at]) for at in mine])
             raise failure
@@ -188,9 +204,16 @@ class Writer:
                     uris[at][column] = uri
         except StorageError:
             if done:
-                await self._storages.delete(done)
+                await self._give_back(storage, done)
             raise
         return uris
+
+    async def _give_back(self, storage: Storage, uris: Sequence[str]) -> None:
+        """Free places that no location refers to. A storage without unique paths has made nothing for them, and somebody else may own the same path: a
+        location that serves, or a writer who was first. There nothing must be deleted."""
+        backend = self._storages.backend(storage.name)
+        if backend is not None and backend.traits.unique_paths:
+            await self._storages.delete(uris)
 
     def _build(self, shard: InstanceShard, storage: Storage, request: StartWrite, fresh: Sequence[int], places: Sequence[Sequence[str]]) -> list[Location]:
         names = list(shard.spec_sizes)
@@ -220,15 +243,27 @@ class Writer:
         return built
 
     async def _withdraw(self, shard: InstanceShard, inserted: Sequence[tuple[int, Location]]) -> None:
-        """Take back locations of a start that failed in part. What cannot be proven gone now stays DELETING and is retried."""
+        """Take back locations of a start that failed. What the metadata store does not let go now belongs to an expired session, so that every sweep
+        tries again: without an owner it would keep its key from being written for ever."""
         if not inserted:
             return
-        doomed = dict(inserted)
         try:
-            await self._deleter.condemn(shard, list(doomed), 0, lambda _, location: location in doomed.values())
-        except KvcmError as error:
-            log.warning("withdraw_failed instance=%s blocks=%d: %s", shard.instance_id, len(doomed), error.message)
-        await self._deleter.step()
+            refused = await self._deleter.withdraw(shard, inserted)
+        except KvcmError:
+            refused = list(inserted)
+        if not refused:
+            return
+        log.warning("withdraw_incomplete instance=%s blocks=%d: the metadata store refused; it is tried again", shard.instance_id, len(refused))
+        self.sessions.put(
+            WriteSession(
+                session_id=self._ids.session_id(),
+                instance_id=shard.instance_id,
+                keys=[key for key, _ in refused],
+                locations=[location for _, location in refused],
+                deadline_us=self._clock.monotonic_us() + _RETRY_ABORT_US,
+                expired=True,
+            )
+        )
 
     # -- finish --------------------------------------------------------------------------------------------------------------------------------
 
@@ -249,39 +284,49 @@ class Writer:
         if checksums and len(checksums) != len(session.keys):
             raise InvalidArgument(f"checksums has {len(checksums)} entries for the {len(session.keys)} blocks of this session; the session stays open")
         self.sessions.claim(session_id)
-        lost = await self._settle(shard, session, succeeded, checksums, 0)
-        if lost:
-            raise WriteLost(f"{lost} of {len(session.keys)} blocks were removed before the write was finished; the others are served")
+        try:
+            await self._settle(shard, session, succeeded, checksums, 0)
+        except KvcmError:
+            # The client may repeat the call: not less time than it had, and some in any case.
+            self.sessions.reopen(session, max(session.deadline_us, self._clock.monotonic_us() + _RETRY_FINISH_US))
+            raise
+        if session.lost:
+            raise WriteLost(f"{session.lost} of {len(session.keys)} blocks were removed before the write was finished; the others are served")
 
-    async def expire_due(self, shard_of: dict[str, InstanceShard]) -> int:
+    async def expire_due(self, shard_of: Mapping[str, InstanceShard]) -> int:
         """End every session whose deadline has passed as if nothing had succeeded; returns how many."""
-        due = self.sessions.claim_due(self._clock.monotonic_us())
-        for session in due:
-            await self._abort(shard_of.get(session.instance_id), session)
-        return len(due)
+        return await self._abort(self.sessions.claim_due(self._clock.monotonic_us()), shard_of)
 
-    async def abort_all(self, shard_of: dict[str, InstanceShard], instance_id: str | None = None) -> int:
+    async def abort_all(self, shard_of: Mapping[str, InstanceShard], instance_id: str | None = None) -> int:
         """Abort open sessions (of one instance): leadership ends, or the instance is removed."""
-        claimed = self.sessions.claim_all(instance_id)
+        return await self._abort(self.sessions.claim_all(instance_id), shard_of)
+
+    async def _abort(self, claimed: Sequence[WriteSession], shard_of: Mapping[str, InstanceShard]) -> int:
+        by_instance: dict[str, list[WriteSession]] = {}
         for session in claimed:
-            await self._abort(shard_of.get(session.instance_id), session)
+            by_instance.setdefault(session.instance_id, []).append(session)
+        # Side by side: an instance whose metadata store hangs must not keep the sessions of the others alive.
+        await asyncio.gather(*(self._abort_of(shard_of.get(instance_id), sessions) for instance_id, sessions in by_instance.items()))
         return len(claimed)
 
-    async def _abort(self, shard: InstanceShard | None, session: WriteSession) -> None:
-        if shard is None:
-            self.sessions.end(session)
-            return
-        try:
-            await self._settle(shard, session, [False] * len(session.keys), (), None)
-        except KvcmError as error:
-            # _settle has reopened the session with a short deadline: the next sweep tries again.
-            log.warning("session_abort_failed instance=%s blocks=%d: %s", shard.instance_id, len(session.keys), error.message)
+    async def _abort_of(self, shard: InstanceShard | None, sessions: Sequence[WriteSession]) -> None:
+        for at, session in enumerate(sessions):
+            if shard is None:
+                self.sessions.end(session)
+                continue
+            try:
+                await self._settle(shard, session, [False] * len(session.keys), (), LATE_WRITER_GRACE_US)
+            except KvcmError as error:
+                log.warning("session_abort_failed instance=%s sessions=%d: %s", shard.instance_id, len(sessions) - at, error.message)
+                for left in sessions[at:]:
+                    self.sessions.reopen(left, self._clock.monotonic_us() + _RETRY_ABORT_US)
+                return
 
-    async def _settle(self, shard: InstanceShard, session: WriteSession, succeeded: Sequence[bool], checksums: Sequence[int], delay_us: int | None) -> int:
-        """Move every location of a claimed session to its end state; returns how many successful ones were gone.
+    async def _settle(self, shard: InstanceShard, session: WriteSession, succeeded: Sequence[bool], checksums: Sequence[int], delay_us: int) -> None:
+        """Move every location of a claimed session to its end state and end the session.
 
-        On a store failure the claim is given back with what is not settled yet. `delay_us` None: a writer may still be at work (expiry), so wait a while
-        before deleting its bytes.
+        On a store failure (KvcmError) the session still has what is not settled, and the caller gives the claim back. `delay_us` before failed blocks are
+        deleted: a writer whose session has expired may still be at work.
         """
         positions = [position for position, location in enumerate(session.locations) if location is not None]
         gone: set[int] = set()
@@ -298,11 +343,7 @@ class Writer:
             doomed.add(position)
             return replace(block, location, condemn(location))
 
-        try:
-            outcomes = await shard.index.mutate([session.keys[position] for position in positions], plan, self._leadership.epoch)
-        except KvcmError:
-            self.sessions.reopen(session, self._clock.monotonic_us() + _RETRY_FINISH_US)
-            raise
+        outcomes = await shard.index.mutate([session.keys[position] for position in positions], plan, self._leadership.epoch)
         failure: KvcmError | None = None
         targets = []
         for position, outcome in zip(positions, outcomes, strict=True):
@@ -312,10 +353,10 @@ class Writer:
             location = session.locations[position]
             if position in doomed and location is not None:
                 targets.append((session.keys[position], location.location_id))
+            session.lost += position in gone and succeeded[position]
             self.sessions.settle(session, position)
-        self._deleter.push(shard, targets, LATE_WRITER_GRACE_US if delay_us is None else delay_us)
+        self._deleter.stats.condemned += len(targets)
+        self._deleter.push(shard, targets, delay_us)
         if failure is not None:
-            self.sessions.reopen(session, self._clock.monotonic_us() + _RETRY_FINISH_US)
             raise failure
         self.sessions.end(session)
-        return sum(1 for position in gone if succeeded[position])
