@@ -21,6 +21,7 @@ from kvcm.manager.trimmer import TrimRange
 from kvcm.manager.writer import StartWrite
 from kvcm.protocol import meta_service_pb2 as meta
 from kvcm.protocol.instance_codec import instance_from_request, instance_to_info
+from kvcm.protocol.key_packing import packed_block_keys
 from kvcm.protocol.location_encoder import encode_header, reframe
 from kvcm.protocol.mask_codec import Mask, mask_from_proto, mask_to_proto
 from kvcm.service.cluster import ClusterView
@@ -30,6 +31,7 @@ from kvcm.service.rpc import Call, Reply, Rpc, Service, table, unsupported
 FULL_NAME = "kv_cache_manager.proto.meta.MetaService"
 _OK = int(ErrorCode.OK)
 _LOCATIONS_IN_START_WRITE = 4
+_WORTH_PACKING = 8  # fewer keys are looked up one by one faster than their request is serialised anew
 _QUERY_TYPES = {int(kind): kind for kind in QueryType}
 
 
@@ -70,7 +72,8 @@ class _MetaService:
             raise InvalidArgument(f"query_type {request.query_type} is unknown")
         mask = _domain_mask(mask_from_proto(request.block_mask)) if request.HasField("block_mask") else None
         names = request.location_spec_names
-        query = LocateQuery(query_type, keys, mask, request.sw_size, tuple(names) if names else (), request.want_checksums)
+        packed = packed_block_keys(request) if mask is None and len(keys) >= _WORTH_PACKING and request.block_keys else None
+        query = LocateQuery(query_type, keys, mask, request.sw_size, tuple(names) if names else (), request.want_checksums, packed)
         found = await self._manager.locate(shard, query, call.now_us)
         call.queried_blocks = len(keys)
         call.hit_blocks = found.hits
@@ -82,7 +85,7 @@ class _MetaService:
 
     async def start_write_cache(self, request: meta.StartWriteCacheRequest, call: Call) -> Reply:
         shard = self._shard(request.instance_id, call)
-        keys = self._manager.keys_of(shard, request.block_keys, request.token_ids)
+        keys = self._manager.keys_of(shard, request.block_keys[:], request.token_ids)
         names = request.location_spec_group_names
         wanted = StartWrite(keys, tuple(names) if names else (), request.write_timeout_seconds, request.min_replica_count)
         started = await self._manager.start_write(shard, wanted)
