@@ -13,12 +13,12 @@ import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from kvcm.common.errors import InvalidArgument, OutcomeUnknown, StorageError
 from kvcm.common.uri import parse_uri
 from kvcm.data_storage.pool import BlockingPool, PoolRefused, PoolTimeout
-from kvcm.meta.journal import Journal
+from kvcm.meta.journal import TEMPORARY, Journal
 from kvcm.meta.location import Block
 from kvcm.meta.record import DamagedRecord, RecordCodec
 
@@ -32,18 +32,44 @@ _PAGE = 256
 _NO_FAILURES: Mapping[int, StorageError] = {}
 
 
+def _file_of(uri: str, instance_id: str) -> Path:
+    parsed = parse_uri(uri)
+    if parsed.scheme != "file" or not parsed.path.startswith("/") or parsed.host:
+        raise InvalidArgument("the storage_uri of a 'dummy' metadata backend must be file:///<absolute path>")
+    return Path(f"{parsed.path}.{quote(instance_id, safe='')}")
+
+
 class FileBackend:
     def __init__(self, uri: str, instance_id: str, records: RecordCodec, pool: BlockingPool) -> None:
         """`uri`: `file://<path>[?fsync=false]`. Raises InvalidArgument."""
-        parsed = parse_uri(uri)
-        if parsed.scheme != "file" or not parsed.path.startswith("/") or parsed.host:
-            raise InvalidArgument("the storage_uri of a 'dummy' metadata backend must be file:///<absolute path>")
-        self._path = Path(f"{parsed.path}.{quote(instance_id, safe='')}")
-        self._fsync = parsed.params.get("fsync") != "false"
+        self._path = _file_of(uri, instance_id)
+        self._fsync = parse_uri(uri).params.get("fsync") != "false"
         self._journal = Journal(self._path, fsync=self._fsync)
         self._records = records
         self._pool = pool
         self._lane = f"meta:{self._path}"
+
+    @staticmethod
+    async def stored_instances(uri: str, in_use: Collection[tuple[str, str]], pool: BlockingPool) -> list[str]:
+        """Ids that have a file beside this path, without the files of `in_use` (URI, instance id): a path may begin like another one.
+
+        Raises InvalidArgument, StorageError.
+        """
+        base = _file_of(uri, "")
+        used = {_file_of(other, instance_id).name for other, instance_id in in_use}
+
+        def look() -> list[str]:
+            try:
+                names = [entry.name for entry in base.parent.iterdir() if entry.is_file()]
+            except FileNotFoundError:
+                return []
+            found = (name.removeprefix(base.name) for name in names if name.startswith(base.name) and name not in used and not name.endswith(TEMPORARY))
+            return sorted(unquote(name) for name in found if name and quote(unquote(name), safe="") == name)
+
+        try:
+            return await pool.run(look, deadline_s=_DEADLINE_S, lane=f"meta:{base}")
+        except (StorageError, OSError) as error:
+            raise StorageError("the folder of the metadata files could not be listed") from error
 
     async def open(self) -> None:
         await self._run(self._journal.open, "opened", _LOAD_DEADLINE_S)

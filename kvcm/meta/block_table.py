@@ -1,8 +1,9 @@
 """Published block state of one instance: key -> locations, as plain bytes (design D3).
 
-One map from block key to a short byte string, of three forms:
+One map from block key to a short byte string, of these forms:
 
-- packed: every location with its wire bytes, for blocks that have several locations or one that is not SERVING;
+- packed: every location with its wire bytes, for blocks that have several locations or one that is not SERVING (a bounded number of them, the ones of writes
+  that are under way, are kept as they are and only marked in the map);
 - in line: header and wire bytes of the only location, which is SERVING;
 - in a run: the header of the only location, which is SERVING, and where its wire bytes lie (see `runs`).
 
@@ -24,6 +25,9 @@ Part = bytes | bytearray
 
 _PACKED = 0xFF  # no status has this number, so the first byte tells a packed block from a header
 _MARK = bytes([_PACKED])
+_ASIDE = 0xFE
+_ASIDE_ENTRY = bytes([_ASIDE])
+_MAX_ASIDE = 16_384  # tuples that the collector walks: few enough to cost it nothing
 _LENGTH = struct.Struct("<I")
 _PLACE = struct.Struct("<IH")  # run id (0: in line) and slot, behind the header
 _IN_LINE = _PLACE.pack(0, 0)
@@ -42,6 +46,7 @@ class BlockTable:
     def __init__(self, tier_capacity: int = TIER_CAPACITY, packing: KeyPacking | None = None) -> None:
         self._packing: KeyPacking = packing or FixedWidth()
         self._entries: TieredMap[bytes] = TieredMap(tier_capacity)
+        self._aside: dict[int, Block] = {}
         self._runs: list[Run | None] = [None]  # id 0 means "in line"
         self._free_ids: list[int] = []
 
@@ -57,8 +62,8 @@ class BlockTable:
         entry = self._entries.get(key)
         if entry is None:
             return _EMPTY
-        if entry[0] == _PACKED:
-            return _unpack(entry)
+        if entry[0] >= _ASIDE:
+            return self._aside[key] if entry[0] == _ASIDE else _unpack(entry)
         run_id, slot = _PLACE.unpack_from(entry, HEADER_BYTES)
         if not run_id:
             return (Location(entry[:HEADER_BYTES], entry[_BODY:]),)
@@ -76,6 +81,8 @@ class BlockTable:
             was_plain = len(before) == 1 and before[0].header[0] == _SERVING
             if was_plain:
                 self._leave_run(key)
+            elif before:
+                self._aside.pop(key, None)
             if not block:
                 self._entries.discard(key)
                 continue
@@ -85,7 +92,7 @@ class BlockTable:
                 fresh.append(block[0])
             if was_plain or not is_plain:
                 # Also for a plain block that stays plain: no entry may name a place that it has left, not even until the end of this call.
-                self._entries.set(key, _pack(block))
+                self._set_other(key, block)
         if fresh:
             self._store(fresh_keys, fresh)
 
@@ -122,6 +129,13 @@ class BlockTable:
 
     def pages(self, size: int) -> Iterator[list[int]]:
         return self._entries.pages(size)
+
+    def _set_other(self, key: int, block: Block) -> None:
+        if len(self._aside) < _MAX_ASIDE:
+            self._aside[key] = block
+            self._entries.set(key, _ASIDE_ENTRY)
+        else:
+            self._entries.set(key, _pack(block))
 
     # -- runs ----------------------------------------------------------------------------------------------------------------------------------
 

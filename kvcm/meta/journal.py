@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 COMPACT_MIN_BYTES = 16 << 20
+# Never the end of a journal's own name: those are quoted, and this is no quoted text. With ".tmp" the instances `a` and `a.tmp` would share a file.
+TEMPORARY = "%tmp"
 # Encoding and decoding one line holds the interpreter lock; many short lines let the loop run in between.
 _KEYS_PER_LINE = 256
 
@@ -150,7 +152,7 @@ class Journal:
             # Never rewrite what we do not understand; and do not look at it again before the file has grown much more.
             self._compact_size = os.fstat(self._fd).st_size
             return
-        temporary = self._path.with_name(self._path.name + ".tmp")
+        temporary = self._path.with_name(self._path.name + TEMPORARY)
         fd = -1
         try:
             fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)

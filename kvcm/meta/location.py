@@ -15,7 +15,7 @@ Both are types that the garbage collector does not track (design D3).
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -151,9 +151,38 @@ def begin_write(
     """absent -> WRITING. `create_time_us` is set here and never again (I-LOC-7). `location_id`: 1 to 8 ASCII characters."""
     if not 0 < len(location_id) <= LOCATION_ID_CHARS:
         raise InternalError(_BAD_ID)  # packing would cut it off, and two locations could share what is left
-    flags = 0 if previous_key is None else _FLAG_HAS_PREVIOUS
-    header = _HEADER.pack(Status.WRITING, type_code, storage_slot, flags, create_time_us, size, location_id.encode("ascii"), previous_key or 0, 0)
-    return Location(header, wire)
+    (location,) = begin_writes(type_code, storage_slot, create_time_us, (size,), (location_id,), (previous_key,), (wire,))
+    return location
+
+
+def begin_writes(
+    type_code: int,
+    storage_slot: int,
+    create_time_us: int,
+    sizes: Sequence[int],
+    location_ids: Sequence[str],
+    previous_keys: Sequence[int | None],
+    wires: Sequence[bytes],
+) -> list[Location]:
+    """`begin_write` for a batch of blocks in one storage."""
+    pack = _HEADER.pack
+    return [
+        Location(
+            pack(
+                Status.WRITING,
+                type_code,
+                storage_slot,
+                0 if previous is None else _FLAG_HAS_PREVIOUS,
+                create_time_us,
+                size,
+                location_id.encode("ascii"),
+                previous or 0,
+                0,
+            ),
+            wire,
+        )
+        for size, location_id, previous, wire in zip(sizes, location_ids, previous_keys, wires, strict=True)
+    ]
 
 
 def promote(location: Location, checksum: int = 0) -> Location:
@@ -192,6 +221,8 @@ def replace(block: Block, old: Location, new: Location) -> Block | None:
         raise IllegalTransition("a compare-and-set needs two different states")
     if old not in block:
         return None
+    if len(block) == 1:
+        return (new,)
     return tuple(new if location == old else location for location in block)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from kvcm.common.errors import InvalidArgument, Unsupported
 from kvcm.config.model import MetaBackendConfig
 from kvcm.data_storage.pool import BlockingPool
@@ -9,6 +11,19 @@ from kvcm.meta.backend import MetadataBackend
 from kvcm.meta.backend_file import FileBackend
 from kvcm.meta.backend_local import LocalBackend
 from kvcm.meta.record import RecordCodec
+
+
+async def stored_instances(config: MetaBackendConfig, in_use: Collection[tuple[MetaBackendConfig, str]], pool: BlockingPool) -> list[str]:
+    """Ids of the instances that the configured store holds records of, without the stores in use, (configuration, instance id). None for stores in
+    memory. Raises InvalidArgument, StorageError."""
+    if not _is_file(config):
+        return []
+    used = [(other.storage_uri, instance_id) for other, instance_id in in_use if _is_file(other)]
+    return await FileBackend.stored_instances(config.storage_uri, used, pool)
+
+
+def _is_file(config: MetaBackendConfig) -> bool:
+    return config.storage_type == "dummy" and bool(config.storage_uri)
 
 
 def open_backend(config: MetaBackendConfig, instance_id: str, records: RecordCodec, pool: BlockingPool) -> MetadataBackend:

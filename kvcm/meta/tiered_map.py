@@ -140,4 +140,6 @@ class TieredMap(Generic[V]):
             elif len(tier.entries) < self._sparse:
                 for _ in range(min(_MOVES_PER_DELETE, len(tier.entries))):
                     self._insert(*tier.entries.popitem())
+                if not tier.entries:
+                    self._tiers.remove(tier)  # by identity: the insertion may have shifted the indexes
                 return

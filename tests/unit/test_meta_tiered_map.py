@@ -1,0 +1,164 @@
+"""The map that never stalls: tiers, runs across them, thinning out, iteration while it changes. Small tiers, so that everything happens."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvcm.meta.tiered_map import TieredMap
+
+pytestmark = pytest.mark.unit
+
+
+def filled(count: int, capacity: int) -> TieredMap[int]:
+    tiers: TieredMap[int] = TieredMap(capacity)
+    for key in range(count):
+        tiers.set(key, key * 10)
+    return tiers
+
+
+def test_a_full_tier_is_sealed_and_a_new_one_begun() -> None:
+    assert filled(10, 4).tier_sizes() == [2, 4, 4]
+    assert filled(4, 4).tier_sizes() == [4]
+
+
+def test_values_are_found_in_every_tier_and_counted_once() -> None:
+    tiers = filled(10, 4)
+    assert [tiers.get(key) for key in (0, 5, 9, 10)] == [0, 50, 90, None]
+    assert 3 in tiers
+    assert 10 not in tiers
+    assert len(tiers) == 10
+
+
+def test_setting_again_replaces_in_place() -> None:
+    tiers = filled(10, 4)
+    tiers.set(0, 7)
+    assert (tiers.get(0), len(tiers), tiers.tier_sizes()) == (7, 10, [2, 4, 4])
+
+
+def test_a_value_of_zero_or_nothing_is_a_value() -> None:
+    tiers: TieredMap[bytes] = TieredMap(2)
+    tiers.set(1, b"")
+    out: list[bytes] = []
+    assert (tiers.get(1), 1 in tiers, tiers.run_into([1], out), out) == (b"", True, 1, [b""])
+
+
+def test_discarding_what_is_not_there_changes_nothing() -> None:
+    tiers = filled(3, 4)
+    tiers.discard(99)
+    assert len(tiers) == 3
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, 4, 100])
+def test_a_run_crosses_tiers_in_any_order(capacity: int) -> None:
+    tiers = filled(12, capacity)
+    for keys in (list(range(12)), list(range(11, -1, -1)), [0, 11, 1, 10, 2, 9], [5, 5, 0, 5]):
+        out = [-1]
+        assert tiers.run_into(keys, out) == len(keys)
+        assert out == [-1, *(key * 10 for key in keys)]
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 100])
+@pytest.mark.parametrize("missing_at", [0, 1, 4, 7])
+def test_a_run_ends_at_the_first_missing_key(capacity: int, missing_at: int) -> None:
+    tiers = filled(12, capacity)
+    keys = [*range(missing_at), 77, *range(missing_at, 12)]
+    out: list[int] = []
+    assert tiers.run_into(keys, out) == missing_at
+    assert out == [key * 10 for key in range(missing_at)]
+
+
+def test_an_empty_run_appends_nothing() -> None:
+    out: list[int] = []
+    assert filled(3, 2).run_into([], out) == 0
+    assert TieredMap[int](2).run_into([1], out) == 0
+    assert out == []
+
+
+def test_a_run_looks_at_every_key_once_however_often_the_tier_changes() -> None:
+    looked_at = 0
+
+    class Keys(list[int]):
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            nonlocal looked_at
+            for key in super().__iter__():
+                looked_at += 1
+                yield key
+
+    tiers = filled(2_000, 1_000)
+    zigzag = Keys(key for pair in zip(range(1_000), range(1_000, 2_000), strict=True) for key in pair)
+    out: list[int] = []
+    assert tiers.run_into(zigzag, out) == 2_000
+    assert looked_at == 2_000
+
+
+def test_a_thinned_out_tier_moves_into_the_newest_one_and_goes() -> None:
+    tiers = filled(100, 40)  # 40, 40, 20
+    for key in range(31):  # the oldest tier falls below a quarter
+        tiers.discard(key)
+    assert tiers.tier_sizes() == [29, 40]
+    assert len(tiers) == 69
+    assert [tiers.get(key) for key in range(29, 42)] == [None, None, *(key * 10 for key in range(31, 42))]
+
+
+def test_thinning_out_moves_only_a_few_entries_at_a_time() -> None:
+    tiers = filled(1_000, 400)  # 400, 400, 200
+    before = tiers.tier_sizes()
+    for key in range(300):
+        tiers.discard(key)
+    assert tiers.tier_sizes() == [before[0], 400, 100]
+    tiers.discard(300)
+    assert tiers.tier_sizes() == [before[0] + 16, 400, 83]
+
+
+def test_an_emptied_tier_goes_at_once() -> None:
+    tiers = filled(6, 2)
+    tiers.discard(2)
+    tiers.discard(3)
+    assert tiers.tier_sizes() == [2, 2]
+
+
+def test_a_newest_tier_that_was_thinned_out_goes_on() -> None:
+    tiers = filled(4, 4)
+    for key in range(3):
+        tiers.discard(key)
+    for key in range(10, 13):
+        tiers.set(key, key)
+    assert tiers.tier_sizes() == [4]
+    tiers.set(13, 13)
+    assert tiers.tier_sizes() == [1, 4]
+
+
+def test_tiers_stay_bounded_when_everything_is_replaced_again_and_again() -> None:
+    tiers: TieredMap[int] = TieredMap(8)
+    for key in range(5_000):
+        tiers.set(key, key)
+        if key >= 20:
+            tiers.discard(key - 20)
+    assert len(tiers) == 20
+    # Sealed tiers hold at least a quarter each, but for the one that is being emptied.
+    assert len(tiers.tier_sizes()) <= 20 // 2 + 2
+
+
+def test_pages_are_of_the_size_asked_for_and_complete() -> None:
+    pages = list(filled(10, 4).pages(3))
+    assert [len(page) for page in pages] == [3, 1, 3, 1, 2]
+    assert sorted(key for page in pages for key in page) == list(range(10))
+
+
+def test_pages_of_an_empty_map() -> None:
+    assert list(TieredMap[int](4).pages(3)) == []
+
+
+def test_pages_survive_removal_and_compaction_between_them() -> None:
+    tiers = filled(100, 20)
+    stays = {key for key in range(100) if key % 5 == 0}
+    seen: set[int] = set()
+    doomed = iter([key for key in range(99, -1, -1) if key not in stays])
+    for page in tiers.pages(4):
+        seen.update(page)
+        for _ in range(6):
+            tiers.discard(next(doomed, -1))
+        tiers.set(1_000 + len(seen), 1)
+        if len(seen) > 500:
+            pytest.fail("the iteration does not end")
+    assert stays <= seen
