@@ -123,9 +123,15 @@ class ProtoLocationEncoder:
 
 def reframe(framed: bytes, field_number: int) -> bytes:
     """The same element under another repeated field, 1 to 15 (StartWriteCacheResponse carries locations as field 4)."""
+    return reframe_all((framed,), field_number)[0]
+
+
+def reframe_all(framed: Iterable[bytes], field_number: int) -> list[bytes]:
+    """`reframe` for many elements."""
     if not 1 <= field_number <= _MAX_ONE_BYTE_FIELD:
         raise ValueError("only field numbers from 1 to 15 have a one-byte tag")
-    return bytes((field_number << 3 | _WIRE_BYTES,)) + framed[1:]
+    tag = bytes((field_number << 3 | _WIRE_BYTES,))
+    return [tag + element[1:] for element in framed]
 
 
 def encode_header(code: int, message: str, request_id: str, tracer_result: str = "") -> bytes:

@@ -22,7 +22,7 @@ from kvcm.manager.writer import StartWrite
 from kvcm.protocol import meta_service_pb2 as meta
 from kvcm.protocol.instance_codec import instance_from_request, instance_to_info
 from kvcm.protocol.key_packing import packed_block_keys
-from kvcm.protocol.location_encoder import encode_header, reframe
+from kvcm.protocol.location_encoder import encode_header, reframe_all
 from kvcm.protocol.mask_codec import Mask, mask_from_proto, mask_to_proto
 from kvcm.service.cluster import ClusterView
 from kvcm.service.replies import fill_header, missing
@@ -92,7 +92,7 @@ class _MetaService:
         head = meta.StartWriteCacheResponse(write_session_id=started.session_id)
         mask_to_proto(_proto_mask(started.mask), head.block_mask)
         parts = [encode_header(_OK, "", call.request_id), head.SerializeToString()]
-        parts.extend([reframe(wire, _LOCATIONS_IN_START_WRITE) for wire in started.locations])
+        parts.extend(reframe_all(started.locations, _LOCATIONS_IN_START_WRITE))
         return _OK, b"".join(parts)
 
     async def finish_write_cache(self, request: meta.FinishWriteCacheRequest, call: Call) -> Reply:
