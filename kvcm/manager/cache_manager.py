@@ -22,7 +22,7 @@ from kvcm.common.ids import IdSource
 from kvcm.config.model import Instance
 from kvcm.manager.deleter import Deleter
 from kvcm.manager.errors import Overloaded
-from kvcm.manager.instances import Instances, OpenMetadata, Registrar, key_limit
+from kvcm.manager.instances import Instances, ListMetadata, OpenMetadata, Registrar, key_limit
 from kvcm.manager.ports import Leadership, Storages, WireCodec
 from kvcm.manager.probing import Probed, Prober, Pruner
 from kvcm.manager.searcher import Located, LocateQuery, Searcher
@@ -59,7 +59,9 @@ class CacheManager:
         random: Random,
         leadership: Leadership,
         open_metadata: OpenMetadata,
+        list_metadata: ListMetadata | None = None,
     ) -> None:
+        """`list_metadata`: without it, deletions of instances that were removed before a restart wait until their id is registered again."""
         self._registry = registry
         self._codec = codec
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -70,7 +72,7 @@ class CacheManager:
         self._pruner = Pruner(self.deleter, leadership)
         self._searcher = Searcher(storages, codec, random, prober, self._on_lost)
         self._writer = Writer(storages, codec, clock, ids, leadership, self.deleter, prober, self._pruner, self.sessions)
-        self._instances = Instances(registry, storages, codec, open_metadata, self.deleter, self._writer)
+        self._instances = Instances(registry, storages, codec, open_metadata, list_metadata, self.deleter, self._writer)
 
     # -- instances -----------------------------------------------------------------------------------------------------------------------------
 

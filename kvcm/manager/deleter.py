@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -82,12 +83,16 @@ class Deleter:
         self._sequence = 0
         self._wake = asyncio.Event()
         self._queued: set[tuple[int, int, str]] = set()  # (id of the index object, which a batch keeps alive, key, location id)
+        self._queued_of: Counter[int] = Counter()  # id of the index object -> locations of it that are queued
         self.stats = DeletionStats()
 
     @property
     def pending(self) -> int:
         """Locations waiting for physical deletion."""
         return len(self._queued)
+
+    def pending_of(self, shard: InstanceShard) -> int:
+        return self._queued_of[id(shard.index)]
 
     async def condemn(
         self,
@@ -152,6 +157,7 @@ class Deleter:
                 self.stats.queue_overflow += 1
                 continue
             self._queued.add(mark)
+            self._queued_of[mark[0]] += 1
             fresh.append((key, location_id))
         due = self._clock.monotonic_us() + max(0, delay_us)
         for start in range(0, len(fresh), PAGE_KEYS):
@@ -197,6 +203,7 @@ class Deleter:
         """Leadership is gone: queued deletions must not run any more. The new leader finds them as DELETING."""
         self._queue.clear()
         self._queued.clear()
+        self._queued_of.clear()
 
     # -- inside --------------------------------------------------------------------------------------------------------------------------------
 
@@ -218,8 +225,7 @@ class Deleter:
         except Exception:
             log.exception("deletion_batch_failed instance=%s locations=%d", batch.shard.instance_id, len(batch.targets))
             left = batch.targets
-        for key, location_id in set(batch.targets).difference(left, held):
-            self._queued.discard((id(batch.shard.index), key, location_id))
+        self._unmark(batch.shard, set(batch.targets).difference(left, held))
         if held:
             self._enqueue(_Batch(self._clock.monotonic_us() + _HELD_PAUSE_US, self._next(), batch.shard, held))
         if not left:
@@ -234,6 +240,13 @@ class Deleter:
                 pause // 1_000_000,
             )
         self._enqueue(_Batch(self._clock.monotonic_us() + pause, self._next(), batch.shard, left, batch.attempt + 1))
+
+    def _unmark(self, shard: InstanceShard, targets: Collection[Target]) -> None:
+        index = id(shard.index)
+        self._queued.difference_update((index, key, location_id) for key, location_id in targets)
+        self._queued_of[index] -= len(targets)
+        if not self._queued_of[index]:
+            del self._queued_of[index]
 
     async def _delete(self, shard: InstanceShard, targets: Sequence[Target]) -> tuple[list[Target], list[Target]]:
         """One attempt; returns the targets to try again and those whose writer may still be at work."""

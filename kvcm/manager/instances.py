@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
 from kvcm.common.errors import InstanceNotExist, KvcmError, NotReady
-from kvcm.config.model import Instance, InstanceGroup, MetaBackendConfig
+from kvcm.config.model import Instance, InstanceGroup, MetaBackendConfig, ModelDeployment
 from kvcm.manager.adoption import Adopter
 from kvcm.manager.deleter import Deleter
 from kvcm.manager.keyed_lock import KeyedLock
@@ -38,6 +38,8 @@ _NO_KEY_LIMIT = 1 << 62
 
 OpenMetadata = Callable[[MetaBackendConfig, str], MetadataBackend]
 """(configuration, instance id) -> backend, not opened yet. Raises InvalidArgument or Unsupported."""
+ListMetadata = Callable[[MetaBackendConfig, Collection[tuple[MetaBackendConfig, str]]], Awaitable[Collection[str]]]
+"""(configuration, stores in use) -> ids of the instances that the metadata store holds blocks of and that are not in use. Raises StorageError."""
 
 
 class Registrar(Protocol):
@@ -62,10 +64,20 @@ def key_limit(group: InstanceGroup) -> int:
 
 
 class Instances:
-    def __init__(self, registry: Registrar, storages: Storages, codec: WireCodec, open_metadata: OpenMetadata, deleter: Deleter, writer: Writer) -> None:
+    def __init__(
+        self,
+        registry: Registrar,
+        storages: Storages,
+        codec: WireCodec,
+        open_metadata: OpenMetadata,
+        list_metadata: ListMetadata | None,
+        deleter: Deleter,
+        writer: Writer,
+    ) -> None:
         self._registry = registry
         self._codec = codec
         self._open_metadata = open_metadata
+        self._list_metadata = list_metadata
         self._deleter = deleter
         self._writer = writer
         self._adopter = Adopter(storages, codec)
@@ -165,6 +177,7 @@ class Instances:
         """Open every registered instance. One whose metadata cannot be read is reported and retried; it never blocks the others."""
         registered = [instance for group in self._registry.list_groups() for instance in self._registry.list_instances(group.name)]
         await self._open_each(instance for instance in registered if instance.instance_id not in self._served)
+        await self._find_leftovers()
 
     async def retry_broken(self) -> None:
         """Try again to open what could not be opened, removed instances included."""
@@ -211,12 +224,54 @@ class Instances:
                 await self._condemn_all(shard)
             except KvcmError as error:
                 log.debug("instance_drain_incomplete instance=%s: %s", instance_id, error.message)
-        elif shard.index.key_count == 0:
+        elif shard.index.key_count == 0 or (shard.leftover and not shard.orphans and not shard.redrive_needed and not self._deleter.pending_of(shard)):
             del self._draining[instance_id]
             del self._stores[instance_id]
             shard.index.usage.detach()
             await shard.index.close()
             log.info("instance_drained instance=%s", instance_id)
+
+    async def _find_leftovers(self) -> None:
+        """Go on with the deletions of instances that were removed before a restart: nobody else would (behaviour 10.3).
+
+        Only what is DELETING or can never be finished goes. Readable blocks of an id that nobody has registered are left alone: a registry in memory
+        forgets ids, and they are served again when the id is registered again.
+        """
+        if self._list_metadata is None:
+            return
+        groups = {group.cache_config.meta_indexer.backend: group for group in self._registry.list_groups()}
+        registered = {
+            (group.cache_config.meta_indexer.backend, instance.instance_id)
+            for group in self._registry.list_groups()
+            for instance in self._registry.list_instances(group.name)
+        }
+        for config, group in groups.items():
+            try:
+                ids = await self._list_metadata(config, {*registered, *((held, instance_id) for instance_id, held in self._stores.items())})
+            except KvcmError as error:
+                log.warning("leftovers_unknown group=%s: %s", group.name, error.message)
+                continue
+            for instance_id in ids:
+                async with self._turns.hold(instance_id):
+                    await self._adopt_leftover(instance_id, group)
+
+    async def _adopt_leftover(self, instance_id: str, group: InstanceGroup) -> None:
+        if self._registry.get_instance(instance_id) is not None or instance_id in self._draining:
+            return
+        stub = Instance(instance_id, group.name, group.global_quota_group_name, 1, (), ModelDeployment("", ""))
+        try:
+            shard = await self._load(stub, group)
+        except KvcmError as error:
+            log.warning("leftover_unavailable instance=%s: %s", instance_id, error.message)
+            return
+        shard.closed = shard.leftover = True
+        self._hold_drained(shard, group)
+        await self._resume(shard)
+
+    def _hold_drained(self, shard: InstanceShard, group: InstanceGroup) -> None:
+        shard.index.usage.attach(self.usage_of_group(group.name))
+        self._stores[shard.instance_id] = group.cache_config.meta_indexer.backend
+        self._draining[shard.instance_id] = shard
 
     # -- opening -------------------------------------------------------------------------------------------------------------------------------
 
@@ -246,6 +301,7 @@ class Instances:
         draining = self._draining.get(instance_id)
         if draining is None:
             shard = await self._load(instance, group)
+            shard.index.usage.attach(self.usage_of_group(group.name))
             self._stores[instance_id] = group.cache_config.meta_indexer.backend
         else:
             shard = await self._take_over(draining, instance, group)
@@ -257,13 +313,12 @@ class Instances:
     async def _load(self, instance: Instance, group: InstanceGroup) -> InstanceShard:
         indexer = group.cache_config.meta_indexer
         backend = self._open_metadata(indexer.backend, instance.instance_id)
-        usage = UsageCounter(self.usage_of_group(group.name))
-        shard = InstanceShard(instance, MetaIndex(backend, max_key_count=key_limit(group), usage=usage, packing=self._codec.packing), self._codec)
+        index = MetaIndex(backend, max_key_count=key_limit(group), usage=UsageCounter(), packing=self._codec.packing)
+        shard = InstanceShard(instance, index, self._codec)
         try:
             await shard.index.open()
             count = await shard.index.recover()
         except KvcmError:
-            usage.detach()
             await shard.index.close()
             raise
         if count:
@@ -300,8 +355,7 @@ class Instances:
             return
         shard = await self._load(instance, group)
         shard.closed = shard.condemn_needed = True
-        self._stores[instance_id] = group.cache_config.meta_indexer.backend
-        self._draining[instance_id] = shard
+        self._hold_drained(shard, group)
         del self._unopened[instance_id]
 
     async def _resume(self, shard: InstanceShard) -> None:

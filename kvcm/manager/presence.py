@@ -51,7 +51,10 @@ class Presence:
                     if not names.isdisjoint(self._spec_names(location)):
                         return False
                     continue
-            if location.header[0] == Status.DELETING or not self._storages.available(name):
+            if location.header[0] == Status.DELETING:
+                continue
+            # In the target, availability says nothing: a second copy there would be just as unavailable.
+            if not self._storages.available(name) and (target is None or target.name != name):
                 continue
             if check_coverage and not names <= self._spec_names(location):
                 continue

@@ -23,6 +23,8 @@ class InstanceShard:
         """True once the instance was removed: its blocks are being deleted and no write may begin or end here any more."""
         self.condemn_needed = False
         """True while a removed instance may still have blocks that are not DELETING."""
+        self.leftover = False
+        """True for the blocks of an id that nobody has registered: only what is DELETING goes (see Instances)."""
         self.redrive_needed = False
         """True when DELETING locations may exist that no queue holds (it was full, or the index was just loaded)."""
         self.deletion_paused = False

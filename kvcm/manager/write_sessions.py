@@ -48,7 +48,7 @@ class WriteSessions:
     def __init__(self, max_sessions: int = DEFAULT_MAX_SESSIONS) -> None:
         self._sessions: dict[str, WriteSession] = {}
         self._by_deadline: list[tuple[int, str]] = []
-        self._held: dict[tuple[str, int, bytes], int] = {}
+        self._held: set[tuple[str, int, bytes]] = set()
         self._max = max_sessions
 
     def __len__(self) -> int:
@@ -61,10 +61,9 @@ class WriteSessions:
     def put(self, session: WriteSession) -> None:
         self._sessions[session.session_id] = session
         self._schedule(session)
-        for key, location in zip(session.keys, session.locations, strict=True):
-            if location is not None:
-                mark = (session.instance_id, key, location.raw_id)
-                self._held[mark] = self._held.get(mark, 0) + 1
+        instance_id = session.instance_id
+        # A location belongs to one session only: its id is made by the start that opens it.
+        self._held.update([(instance_id, key, loc.raw_id) for key, loc in zip(session.keys, session.locations, strict=True) if loc is not None])
 
     def get(self, session_id: str) -> WriteSession | None:
         """A session that its client may finish; None when unknown, claimed or expired."""
@@ -84,12 +83,7 @@ class WriteSessions:
         if location is None:
             return
         session.locations[position] = None
-        mark = (session.instance_id, session.keys[position], location.raw_id)
-        left = self._held[mark] - 1
-        if left:
-            self._held[mark] = left
-        else:
-            del self._held[mark]
+        self._held.discard((session.instance_id, session.keys[position], location.raw_id))
 
     def end(self, session: WriteSession) -> None:
         """Forget a session and whatever it still held. Idempotent."""

@@ -31,7 +31,7 @@ from kvcm.manager.selector import delete_delay_us, select_storage
 from kvcm.manager.shard import InstanceShard
 from kvcm.manager.write_sessions import WriteSession, WriteSessions, lifetime_us
 from kvcm.meta.errors import KeyLimitReached
-from kvcm.meta.location import Block, Location, begin_write, condemn, promote, replace
+from kvcm.meta.location import Block, Location, begin_writes, condemn, promote, replace
 from kvcm.meta.usage import UsageCounter
 
 log = logging.getLogger("kvcm.writer")
@@ -181,6 +181,11 @@ class Writer:
 
     async def _allocate(self, shard: InstanceShard, storage: Storage, keys: Sequence[int], specs: Sequence[Sequence[str]]) -> list[list[str]]:
         """URIs per key in spec order. One allocation list if all registered specs have one size, else one per spec (wire contract 6.3)."""
+        if len(shard.spec_sizes) == 1:
+            ((name, size),) = shard.spec_sizes.items()
+            prefix = f"{shard.instance_id}/{name}/"
+            items = [AllocationItem(f"{prefix}{key & 0xFFFFFFFFFFFFFFFF:x}", size) for key in keys]
+            return [[uri] for uri in await self._storages.allocate(storage.name, items)]
         uris: list[list[str]] = [[""] * len(names) for names in specs]
         lists: list[tuple[list[AllocationItem], list[tuple[int, int]]]] = []
         one_size = len(set(shard.spec_sizes.values())) == 1
@@ -217,30 +222,24 @@ class Writer:
 
     def _build(self, shard: InstanceShard, storage: Storage, request: StartWrite, fresh: Sequence[int], places: Sequence[Sequence[str]]) -> list[Location]:
         names = list(shard.spec_sizes)
-        size = sum(shard.spec_sizes.values())
-        ids = self._ids.location_ids(len(fresh))
-        slot = self._storages.slot_of(storage.name)
-        type_code = int(storage.type)
-        now = self._clock.wall_us()
-        encode = self._codec.encode
-        built = []
-        for at, position in enumerate(fresh):
-            if request.group_names:
-                names = shard.ordered(shard.spec_groups[request.group_names[position]])
-                size = sum(shard.spec_sizes[name] for name in names)
-            wire = encode(type_code, list(zip(names, places[at], strict=True)))
-            built.append(
-                begin_write(
-                    type_code=type_code,
-                    storage_slot=slot,
-                    create_time_us=now,
-                    size=size,
-                    location_id=ids[at],
-                    previous_key=request.keys[position - 1] if position else None,
-                    wire=wire,
-                )
-            )
-        return built
+        encode, type_code = self._codec.encode, int(storage.type)
+        keys = request.keys
+        if request.group_names:
+            columns = [shard.ordered(shard.spec_groups[request.group_names[position]]) for position in fresh]
+            sizes = [sum(shard.spec_sizes[name] for name in chosen) for chosen in columns]
+            wires = [encode(type_code, list(zip(chosen, uris, strict=True))) for chosen, uris in zip(columns, places, strict=True)]
+        else:
+            sizes = [sum(shard.spec_sizes.values())] * len(fresh)
+            wires = [encode(type_code, list(zip(names, uris, strict=True))) for uris in places]
+        return begin_writes(
+            type_code,
+            self._storages.slot_of(storage.name),
+            self._clock.wall_us(),
+            sizes,
+            self._ids.location_ids(len(fresh)),
+            [keys[position - 1] if position else None for position in fresh],
+            wires,
+        )
 
     async def _withdraw(self, shard: InstanceShard, inserted: Sequence[tuple[int, Location]]) -> None:
         """Take back locations of a start that failed. What the metadata store does not let go now belongs to an expired session, so that every sweep
@@ -328,14 +327,14 @@ class Writer:
         On a store failure (KvcmError) the session still has what is not settled, and the caller gives the claim back. `delay_us` before failed blocks are
         deleted: a writer whose session has expired may still be at work.
         """
-        positions = [position for position, location in enumerate(session.locations) if location is not None]
+        # Taken now: when the instance is removed meanwhile, the session is forgotten, and what this call condemns must be queued all the same.
+        open_ = [(position, location) for position, location in enumerate(session.locations) if location is not None]
         gone: set[int] = set()
         doomed: set[int] = set()
 
         def plan(at: int, key: int, block: Block) -> Block | None:
-            position = positions[at]
-            location = session.locations[position]
-            if location is None or location not in block:
+            position, location = open_[at]
+            if location not in block:
                 gone.add(position)
                 return None
             if succeeded[position]:
@@ -343,15 +342,14 @@ class Writer:
             doomed.add(position)
             return replace(block, location, condemn(location))
 
-        outcomes = await shard.index.mutate([session.keys[position] for position in positions], plan, self._leadership.epoch)
+        outcomes = await shard.index.mutate([session.keys[position] for position, _ in open_], plan, self._leadership.epoch)
         failure: KvcmError | None = None
         targets = []
-        for position, outcome in zip(positions, outcomes, strict=True):
+        for (position, location), outcome in zip(open_, outcomes, strict=True):
             if outcome.error is not None:
                 failure = outcome.error
                 continue
-            location = session.locations[position]
-            if position in doomed and location is not None:
+            if position in doomed:
                 targets.append((session.keys[position], location.location_id))
             session.lost += position in gone and succeeded[position]
             self.sessions.settle(session, position)

@@ -1,0 +1,468 @@
+"""Random stories for the cache manager: calls that overlap at every suspension point, and a checker that remembers what every client was told.
+
+A story is a list of numbers (drawn by hypothesis, so it shrinks). They decide which call begins, which waiting call goes on, how far the clock moves, what
+fails. `Checker` looks at every shard after every step; `Story.end` repairs what is broken, lets all time pass, and asks whether everything that must
+be gone is gone and everything that must be there is there. Each violation names its invariant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from kvcm.common.errors import InstanceNotExist, KvcmError
+from kvcm.config.model import QueryType
+from kvcm.data_storage.sentinel import SENTINEL_NAME
+from kvcm.manager.errors import SessionUnknown
+from kvcm.manager.testing import SIZE, ManagerWorld, Write, holds_bytes, path_of, write_bytes
+from kvcm.manager.trimmer import TrimRange
+from kvcm.meta.location import Location, Status
+from kvcm.meta.testing import Fault, Scheduler
+
+INSTANCES = ("i", "j")
+KEYS = (1, 2, 3, 4, -5)
+STEP_LIMIT = 20_000
+
+_Id = tuple[str, int, str]
+_RANK = {Status.WRITING: 0, Status.SERVING: 1, Status.DELETING: 2}
+
+
+def demand(invariant: str, holds: bool, detail: object = "") -> None:
+    if not holds:
+        raise AssertionError(f"{invariant} does not hold: {detail}")
+
+
+class Checker:
+    """Sees every location after every step. The clock stands still during a step, so the times it notes are exact."""
+
+    def __init__(self, world: ManagerWorld, delay_us: int, *, one_copy: bool = True) -> None:
+        self.world = world
+        self.delay_us = delay_us
+        self.one_copy = one_copy
+        self.status: dict[_Id, Status] = {}
+        self.served: set[_Id] = set()
+        self.condemned_us: dict[_Id, int] = {}
+        self.buried: set[_Id] = set()
+        self.succeeded: set[str] = set()
+        """URIs that a finish has named successful."""
+        self.lost_on_purpose: set[str] = set()
+        self.bytes_at_risk = False
+        self.violations: list[AssertionError] = []
+        world.storages.on_delete = self.on_delete
+
+    def now(self) -> dict[_Id, Location]:
+        return {(instance, key, location.location_id): location for instance, key, location in self.world.locations()}
+
+    def on_delete(self, uris: Sequence[str]) -> None:
+        """Right before bytes go. What it finds is raised by the next look: whoever deletes may catch any exception."""
+        self.bytes_at_risk = True
+        try:
+            self._on_delete(uris)
+        except AssertionError as violation:
+            self.violations.append(violation)
+
+    def _on_delete(self, uris: Sequence[str]) -> None:
+        doomed = set(uris)
+        for identity, location in self.now().items():
+            if doomed.isdisjoint(self.world.uris_of(location)):
+                continue
+            demand("I-LOC-3", location.status is Status.DELETING, f"bytes of {identity} go while it is {location.status.name}")
+            if self.status.get(identity) is Status.SERVING or identity in self.served:
+                since = self.condemned_us.get(identity)
+                waited = -1 if since is None else self.world.clock.monotonic_us() - since
+                demand("I-LOC-5", waited >= self.delay_us, f"{identity} was deleted {waited} us after it left SERVING")
+
+    def look(self) -> None:
+        """After each step."""
+        if self.violations:
+            raise self.violations[0]
+        current = self.now()
+        for identity, location in current.items():
+            self._transition(identity, location)
+        for identity in [known for known in self.status if known not in current]:
+            del self.status[identity]
+            self.buried.add(identity)
+        self._shards()
+        if self.bytes_at_risk:
+            self.bytes_at_risk = False
+            self.bytes()
+
+    def bytes(self) -> None:
+        """No byte of a SERVING block is ever lost."""
+        for identity, location in self.now().items():
+            if location.status is Status.SERVING:
+                for uri in self.world.uris_of(location):
+                    demand("no lost data", uri in self.lost_on_purpose or holds_bytes(uri), f"{identity} is SERVING but {uri} is gone or wrong")
+
+    def forget_process(self) -> None:
+        """After a crash: the store may be ahead of what was seen, never behind."""
+        self.status.clear()
+        self.buried.clear()
+        self.world.storages.on_delete = self.on_delete
+
+    def _transition(self, identity: _Id, location: Location) -> None:
+        status = location.status
+        before = self.status.get(identity)
+        demand("I-LOC-1", identity not in self.buried, f"{identity} came back")
+        demand("I-LOC-1", status in _RANK, f"{identity} is {status.name}")
+        if before is not None:
+            demand("I-LOC-1", _RANK[before] <= _RANK[status], f"{identity} went from {before.name} to {status.name}")
+        if status is Status.SERVING:
+            demand("I-LOC-2", self.succeeded.issuperset(self.world.uris_of(location)), f"{identity} is SERVING and no finish named it")
+            self.served.add(identity)
+        if status is Status.DELETING and identity not in self.condemned_us:
+            self.condemned_us[identity] = self.world.clock.monotonic_us()
+        self.status[identity] = status
+
+    def _shards(self) -> None:
+        usage: Counter[str] = Counter()
+        for shard in self.world.holders():
+            keys = [key for page in shard.index.pages() for key in page]
+            demand("I-MS-6", len(set(keys)) == shard.index.key_count, "key_count differs from the number of keys")
+            total = 0
+            for key in set(keys):
+                block = shard.index.get(key)
+                demand("I-MS-6", len(block) > 0, f"key {key} exists without a location")
+                total += sum(location.size for location in block)
+                if self.one_copy:
+                    alive = [location for location in block if location.status is not Status.DELETING]
+                    demand("I-CM-6", len(alive) <= 1, f"key {key} of {shard.instance_id} has {len(alive)} live copies")
+            demand("I-MS-7", shard.index.usage.total == total, f"usage {shard.index.usage.total} but locations have {total}")
+            usage[shard.instance.instance_group_name] += total
+        for group in self.world.registry.list_groups():
+            reported = self.world.manager.group_usage(group.name).total
+            demand("I-MS-7", reported == usage[group.name], f"group usage {reported} but locations have {usage[group.name]}")
+
+
+class Story:
+    """`choices` decides everything; `ops` are the names of the methods that may begin, repeated for weight."""
+
+    def __init__(self, world: ManagerWorld, scheduler: Scheduler, choices: Sequence[int], ops: Sequence[str], *, delay_us: int, one_copy: bool = True) -> None:
+        self.world = world
+        self.scheduler = scheduler
+        self.checker = Checker(world, delay_us, one_copy=one_copy)
+        self._choices = list(reversed(choices))
+        self._ops = ops
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.writes: list[Write] = []
+        self.finished: Counter[str] = Counter()
+        self.finishing: Counter[str] = Counter()
+        self.excused: set[str] = set()
+        """Sessions that may be unknown before their deadline: the instance was removed, or the process crashed."""
+        self.garbage: set[str] = set()
+        """Places that a client wrote to after its location had gone: nobody's bytes, and known to stay."""
+        self.attempted: set[str] = set()
+        self.removals: Counter[str] = Counter()
+        self.cut_removals: set[str] = set()
+        """Instances whose removal was under way at a crash: what was not DELETING by then is kept until the id is registered again."""
+        self.crashed = False
+
+    def pick(self, count: int) -> int:
+        return self._choices.pop() % count if self._choices else 0
+
+    def subset(self, items: Sequence[Any], most: int) -> list[Any]:
+        return [items[self.pick(len(items))] for _ in range(1 + self.pick(most))]
+
+    # -- running -------------------------------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        steps = 0
+        while self._choices and steps < STEP_LIMIT:
+            steps += 1
+            waiting = self.scheduler.pending()
+            if waiting and self.pick(3):
+                await self.scheduler.release(self.pick(len(waiting)))
+            else:
+                await getattr(self, "op_" + self._ops[self.pick(len(self._ops))])()
+                await self.scheduler.settle()
+            self._collect()
+            self.checker.look()
+
+    async def end(self) -> None:
+        """Repair, finish what waits, let all time pass: what must be gone is gone, what must be there is there."""
+        self._choices.clear()
+        await self.op_mount()
+        for backend in self.world.stores.values():
+            backend.faults.clear()
+            backend.failing_keys.clear()
+            backend.failing_reads = backend.failing_syncs = 0
+        await self._drain()
+        demand("every call ends", not self._tasks, "a call waits for something that never comes")
+        for _ in range(6):
+            self.world.clock.advance_us(3_600_000_000)
+            self.spawn(self._tick())
+            await self._drain()
+        self.checker.look()
+        self.checker.bytes()
+        left = [(identity, location.status.name) for identity, location in self.checker.now().items() if location.status is not Status.SERVING]
+        demand("I-EX-7", not left, f"after everything has healed there are still {left}")
+        manager = self.world.manager
+        demand("I-WL-4", len(manager.sessions) == 0, "sessions are left")
+        demand("I-WL-3", not manager.sessions._held, "locations are held without a session")
+        demand("I-EX-7", manager.deleter.pending == 0, "deletions are queued for locations that are gone")
+        removed = [shard.instance_id for shard in self.world.holders() if shard.closed]
+        demand("I-CM-11", not removed, f"removed instances are still held: {removed}")
+        owned = {path_of(uri) for _, _, location in self.world.locations() for uri in self.world.uris_of(location)}
+        strays = self.world.files() - owned - {path_of(uri) for uri in self.garbage}
+        strays = {path for path in strays if not any(f"/{instance}/" in str(path) for instance in self.cut_removals)}
+        demand("I-CM-5", not strays, f"files that nobody owns: {sorted(str(path) for path in strays)}")
+
+    async def _drain(self) -> None:
+        await self.scheduler.settle()
+        while self.scheduler.pending():
+            await self.scheduler.release()
+            self.checker.look()
+        self._collect()
+
+    async def _tick(self) -> None:
+        await self.world.manager.sweep()
+        await self.world.manager.run_due_deletions()
+
+    def spawn(self, call: Coroutine[Any, Any, None]) -> None:
+        self._tasks.add(asyncio.ensure_future(call))
+
+    def _collect(self) -> None:
+        for task in [task for task in self._tasks if task.done()]:
+            self._tasks.discard(task)
+            if not task.cancelled():
+                task.result()
+
+    async def _refusable(self, call: Coroutine[Any, Any, object]) -> None:
+        """A call that may be refused; anything but a KvcmError fails the story."""
+        try:
+            await call
+        except KvcmError:
+            return
+
+    # -- clients -------------------------------------------------------------------------------------------------------------------------------
+
+    async def op_start(self) -> None:
+        instance = INSTANCES[self.pick(len(INSTANCES))]
+        self.spawn(self._start(instance, self.subset(KEYS, 4), (30, 5, 0, 30)[self.pick(4)], bool(self.pick(2))))
+
+    async def _start(self, instance: str, keys: list[int], timeout_s: int, write_now: bool) -> None:
+        try:
+            write = await self.world.start(instance, keys, timeout_s=timeout_s)
+        except KvcmError:
+            return
+        there = write.mask.expand(len(keys))
+        assert there is not None
+        demand("I-CM-3", len(write.uris) == there.count(False), "as many locations as open keys")
+        hexes = [format(key & 0xFFFFFFFFFFFFFFFF, "x") for key in write.keys]
+        names = [path_of(next(iter(places.values()))).name.partition("_")[0] for places in write.uris]
+        demand("I-CM-3", self.world.packed or hexes == names, f"locations {names} for keys {hexes}")
+        prefix = all(there[: there.count(True)])
+        demand("I-CM-4", (write.mask.values is None) == prefix, f"{write.mask} for {there}")
+        shard = self.world.manager._instances.holders().get(instance)
+        for key, places in zip(write.keys, write.uris, strict=True):
+            demand("I-CM-2", all(f"/{instance}/" in uri for uri in places.values()), f"{instance} was given {places}")
+            mine = [loc for loc in shard.index.get(key) if self.world.uris_of(loc) == list(places.values())] if shard is not None else []
+            demand("I-CM-3", all(loc.status in (Status.WRITING, Status.DELETING) for loc in mine), "a new location is WRITING")
+        self.writes.append(write)
+        if write_now:
+            self._write_bytes(write)
+
+    async def op_write(self) -> None:
+        if self.writes:
+            self._write_bytes(self.writes[self.pick(len(self.writes))])
+
+    def _write_bytes(self, write: Write) -> None:
+        owned = {uri for _, _, location in self.world.locations() for uri in self.world.uris_of(location)}
+        if write.session_id in self.excused | self.attempted or self.world.clock.monotonic_us() >= write.deadline_us:
+            return  # a client writes only while its session is open, as far as it can know
+        for uri in write.all_uris():
+            if uri not in owned:
+                demand("a writer keeps its place", write.session_id in self.excused, f"{uri} was taken from a writer whose session is open")
+            write_bytes(uri)
+
+    async def op_finish(self) -> None:
+        if self.writes:
+            write = self.writes[self.pick(len(self.writes))]
+            self.spawn(self._finish(write, [bool(self.pick(4)) for _ in write.keys]))
+
+    async def _finish(self, write: Write, success: list[bool]) -> None:
+        session = write.session_id
+        self._write_bytes(write)
+        self.attempted.add(session)
+        wanted = {uri for places, good in zip(write.uris, success, strict=True) if good for uri in places.values()}
+        written = all(holds_bytes(uri) for uri in wanted)
+        if not written:
+            success = [False] * len(success)  # an honest client
+            wanted = set()
+        self.checker.succeeded |= wanted
+        expected = not self.finished[session] and not self.finishing[session] and session not in self.excused
+        early = self.world.clock.monotonic_us() < write.deadline_us
+        self.finishing[session] += 1
+        try:
+            await self.world.finish(write, success)
+        except InstanceNotExist:
+            return
+        except SessionUnknown:
+            demand("I-WL-2", not (expected and early), f"session {session} ended before its deadline")
+            return
+        except KvcmError as error:
+            if error.retryable or session in self.excused:
+                self.finishing[session] -= 1  # it may be repeated
+                return
+            self.finished[session] += 1  # WriteLost: the session has ended
+            demand("I-CM-7", self.finished[session] == 1, f"session {session} was finished twice")
+            return
+        self.finished[session] += 1
+        demand("I-CM-7", self.finished[session] == 1, f"session {session} was finished twice")
+        mine = set(write.all_uris())
+        for identity, location in self.checker.now().items():
+            if mine.issuperset(self.world.uris_of(location)) and mine:
+                demand("I-MS-4b", location.status is not Status.WRITING, f"{identity} is WRITING although its finish was answered with OK")
+
+    async def op_read(self) -> None:
+        instance = INSTANCES[self.pick(len(INSTANCES))]
+        kind = (QueryType.PREFIX_MATCH, QueryType.BATCH_GET, QueryType.REVERSE_ROLL_SW_MATCH)[self.pick(3)]
+        self.spawn(self._refusable(self._read(instance, self.subset(KEYS, 4), kind)))
+
+    async def _read(self, instance: str, keys: list[int], kind: QueryType) -> None:
+        shard = self.world.manager.shard(instance)
+        window = 1 + self.pick(len(keys)) if kind is QueryType.REVERSE_ROLL_SW_MATCH else 0
+        found = await self.world.read(instance, keys, kind, window=window)
+        hits = [bool(places) and all(places.values()) for places in found]
+        if kind is QueryType.PREFIX_MATCH:
+            demand("I-CM-9", len(found) <= len(keys), "more results than keys")
+        else:
+            demand("I-CM-9", len(found) == len(keys), f"{len(found)} results for {len(keys)} keys")
+        if window:
+            run = [index for index, hit in enumerate(hits) if hit]
+            demand("I-MS-3", not run or (len(run) == window and run[-1] - run[0] == window - 1), f"window {window} gave {hits}")
+        for key, places, hit in zip(keys, found, hits, strict=False):
+            serving = {uri for loc in shard.index.get(key) if loc.status is Status.SERVING for uri in self.world.uris_of(loc)}
+            if hit:
+                demand("I-CM-8", serving.issuperset(places.values()), f"{places} was returned for key {key}, which serves {serving}")
+                demand("I-CM-2", all(f"/{instance}/" in uri for uri in places.values()), f"{instance} was shown {places}")
+        if kind is QueryType.PREFIX_MATCH and not self.world.probing and len(found) < len(keys):
+            stop = shard.index.get(keys[len(found)])
+            demand("I-MS-1", all(loc.status is not Status.SERVING for loc in stop), "the prefix ended before a readable block")
+
+    async def op_remove(self) -> None:
+        instance, keys = INSTANCES[self.pick(len(INSTANCES))], self.subset(KEYS, 3)
+        self.spawn(self._refusable(self._with_shard(instance, lambda shard: self.world.manager.remove_cache(shard, keys))))
+
+    async def op_trim(self) -> None:
+        instance = INSTANCES[self.pick(len(INSTANCES))]
+        now = self.world.clock.wall_us() // 1_000_000
+        wanted = TrimRange(now - self.pick(20), now) if self.pick(2) else None
+        self.spawn(self._refusable(self._with_shard(instance, lambda shard: self.world.manager.trim(shard, wanted))))
+
+    async def _with_shard(self, instance: str, call: Callable[[Any], Coroutine[Any, Any, int]]) -> None:
+        await call(self.world.manager.shard(instance))
+
+    # -- administrators ------------------------------------------------------------------------------------------------------------------------
+
+    async def op_remove_instance(self) -> None:
+        instance = INSTANCES[self.pick(len(INSTANCES))]
+        self.spawn(self._refusable(self._remove_instance(instance)))
+
+    async def _remove_instance(self, instance: str) -> None:
+        self._excuse(instance)
+        self.removals[instance] += 1
+        try:
+            await self.world.manager.remove_instance(instance)
+        finally:
+            self.removals[instance] -= 1
+        self._excuse(instance)
+        if self.world.registry.get_instance(instance) is None:
+            try:
+                self.world.manager.shard(instance)
+            except InstanceNotExist:
+                return
+            demand("I-CM-11", False, f"{instance} is served after its removal")
+
+    def _excuse(self, instance: str) -> None:
+        self.excused.update(write.session_id for write in self.writes if write.instance_id == instance)
+
+    async def op_register(self) -> None:
+        instance = INSTANCES[self.pick(len(INSTANCES))]
+        self.spawn(self._refusable(self._register(instance)))
+
+    async def _register(self, instance: str) -> None:
+        before = {location for name, _, location in self.world.locations() if name == instance}
+        created = await self.world.manager.register(self.world.instance(instance, "g"))
+        shard = self.world.manager._instances.holders().get(instance)
+        if created and shard is not None and not self.crashed:
+            kept = [loc for page in shard.index.pages() for key in page for loc in shard.index.get(key) if loc in before and loc.status is Status.SERVING]
+            demand("I-CM-11", not kept, f"a new registration of {instance} serves {len(kept)} old blocks")
+
+    async def op_sweep(self) -> None:
+        self.spawn(self._refusable(self.world.manager.sweep()))
+
+    async def op_delete(self) -> None:
+        self.spawn(self._refusable(self._delete()))
+
+    async def _delete(self) -> None:
+        await self.world.manager.run_due_deletions()
+
+    # -- the world -----------------------------------------------------------------------------------------------------------------------------
+
+    async def op_advance(self) -> None:
+        self.world.clock.advance_us((100_000, 1_000_000, 2_500_000, 6_000_000, 40_000_000)[self.pick(5)])
+
+    async def op_unmount(self) -> None:
+        for storage in self.world.storages.list():
+            sentinel = self.world.sentinel_of(storage.name)
+            if sentinel.exists():
+                sentinel.rename(self.world.root / f"{storage.name}{SENTINEL_NAME}")
+
+    async def op_mount(self) -> None:
+        for storage in self.world.storages.list():
+            kept = self.world.root / f"{storage.name}{SENTINEL_NAME}"
+            if kept.exists():
+                kept.rename(self.world.sentinel_of(storage.name))
+        await self.world.storages.verify_roots()
+
+    async def op_fault(self) -> None:
+        if self.world.stores:
+            backend = list(self.world.stores.values())[self.pick(len(self.world.stores))]
+            match self.pick(4):
+                case 0:
+                    backend.failing_keys = {KEYS[self.pick(len(KEYS))]}
+                case 1:
+                    backend.failing_keys = set()
+                case 2:
+                    backend.failing_syncs += 1
+                case _:
+                    backend.faults.append((Fault.REFUSE, Fault.LOST_REQUEST, Fault.LOST_ANSWER, Fault.LOST_HALF_WAY)[self.pick(4)])
+
+    async def op_lose(self) -> None:
+        """Somebody deletes the file of a readable block by hand."""
+        serving = [location for _, _, location in self.world.locations() if location.status is Status.SERVING]
+        if serving and not self.world.packed:
+            for uri in self.world.uris_of(serving[self.pick(len(serving))]):
+                self.checker.lost_on_purpose.add(uri)
+                path_of(uri).unlink(missing_ok=True)
+
+    async def op_crash(self) -> None:
+        self.crashed = True
+        self.cut_removals.update(instance for instance, count in self.removals.items() if count)
+        for task in self._tasks | self.world.manager._tasks:
+            task.cancel()
+        await self.scheduler.settle()
+        self._tasks.clear()
+        await self.op_mount()  # a storage that cannot be opened at recovery is another story
+        self.excused.update(write.session_id for write in self.writes)
+        self.checker.forget_process()
+        restart = asyncio.ensure_future(self.world.restart())
+        await self.scheduler.settle()
+        while not restart.done():
+            await self.scheduler.release(self.pick(len(self.scheduler.pending())))
+        restart.result()
+        self.checker.forget_process()
+
+
+async def tell(world: ManagerWorld, scheduler: Scheduler, choices: Sequence[int], ops: Sequence[str], *, kind: str = "file", per_file: int = 1) -> Story:
+    """Set a world up with two instances of one group, run a story in it, and bring it to its end."""
+    delay_ms = 2000
+    await scheduler.run([world.simple(kind, per_file, delay_ms=delay_ms, instances=INSTANCES)])  # type: ignore[arg-type]
+    story = Story(world, scheduler, choices, ops, delay_us=delay_ms * 1000)
+    await story.run()
+    await story.end()
+    assert SIZE > 0
+    return story
