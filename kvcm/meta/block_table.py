@@ -77,6 +77,7 @@ class BlockTable:
         """Replace blocks. Those that become plainly SERVING one after the other are stored as a run."""
         fresh_keys: list[int] = []
         fresh: list[Location] = []
+        parked: list[int] = []
         for key, before, block in changes:
             was_plain = len(before) == 1 and before[0].header[0] == _SERVING
             if was_plain:
@@ -93,8 +94,12 @@ class BlockTable:
             if was_plain or not is_plain:
                 # Also for a plain block that stays plain: no entry may name a place that it has left, not even until the end of this call.
                 self._set_other(key, block)
+                if is_plain:
+                    parked.append(key)
         if fresh:
             self._store(fresh_keys, fresh)
+        for key in parked:
+            self._aside.pop(key, None)
 
     def serving_run(self, keys: Sequence[int], out: list[Part], packed: bytes | None = None) -> int:
         """Append the wire bytes of the leading keys whose only location is SERVING, as one or more parts; returns how many keys.

@@ -73,6 +73,8 @@ class MetaIndex:
         self._suspends = not isinstance(backend, LocalBackend)
         self._commits: set[asyncio.Task[list[Outcome]]] = set()
         self._slot_counts: dict[int, int] = {}
+        self.slots_version = 0
+        """Grows whenever `storage_slots` gains or loses a slot."""
         self.max_key_count = max_key_count
         self.usage = usage or UsageCounter()
         self.access = AccessLog(self._table)
@@ -262,11 +264,14 @@ class MetaIndex:
         type_code = location.header[1]
         bytes_of[type_code] = bytes_of.get(type_code, 0) + sign * location.size
         slot = location.storage_slot
-        count = self._slot_counts.get(slot, 0) + sign
+        before = self._slot_counts.get(slot, 0)
+        count = before + sign
         if count:
             self._slot_counts[slot] = count
         else:
             self._slot_counts.pop(slot, None)
+        if not (before and count):
+            self.slots_version += 1
 
 
 def _with_failures(keys: Sequence[int], outcomes: Sequence[Outcome], failures: Mapping[int, KvcmError]) -> list[Outcome]:

@@ -55,11 +55,7 @@ class KeyGate:
 
     async def acquire(self, keys: Collection[int]) -> Ticket:
         if not self._held.keys().isdisjoint(keys):
-            try:
-                async with asyncio.timeout(self._wait_s):
-                    await self._wait_until_free(keys)
-            except TimeoutError:
-                raise KeysBusy("other writes of the same blocks did not finish in time; repeat the call") from None
+            await self._wait_until_free(keys)
         ticket = Ticket()
         self._held.update(dict.fromkeys(keys, ticket))
         return ticket
@@ -70,8 +66,14 @@ class KeyGate:
         ticket.release()
 
     async def _wait_until_free(self, keys: Collection[int]) -> None:
-        while True:
-            holder = next((self._held[key] for key in keys if key in self._held), None)
-            if holder is None:
-                return
-            await holder.wait()
+        # Not asyncio.timeout: it binds itself to the current task, which callers that start eagerly do not have yet (see common/eager.py).
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._wait_s
+        while (holder := next((self._held[key] for key in keys if key in self._held), None)) is not None:
+            waiting = loop.create_task(holder.wait())
+            try:
+                done, _ = await asyncio.wait({waiting}, timeout=deadline - loop.time())
+            finally:
+                waiting.cancel()
+            if not done:
+                raise KeysBusy("other writes of the same blocks did not finish in time; repeat the call")

@@ -4,13 +4,12 @@ One Python dict with a million entries rehashes for 100 ms and more when it grow
 tiers of bounded size: a full tier is sealed and a new one begun, so the longest single pause is the growth of one tier (a few milliseconds).
 Sealed tiers that deletions have thinned out are emptied little by little into the newest one.
 
-Runs of keys written together lie in one tier, so a prefix read stays one C-level loop (`run_into`). Values must be types that the garbage collector
-does not track (bytes, int): then a full collection does not visit a million objects.
+Values must be types that the garbage collector does not track (bytes, int): then a full collection does not visit a million objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 V = TypeVar("V", bytes, int)
@@ -70,35 +69,6 @@ class TieredMap(Generic[V]):
                 self._count -= 1
                 self._compact()
                 return
-
-    def run_into(self, keys: Sequence[int], out: list[V]) -> int:
-        """Append the values of the leading keys that are present; returns how many."""
-        if not keys:
-            return 0
-        start = len(out)
-        first = keys[0]
-        for tier in self._tiers:
-            if first in tier.entries:
-                break
-        else:
-            return 0
-        # One iterator for the whole run: however often the tier changes on the way, every key is looked at once.
-        rest = iter(keys)
-        while True:
-            try:
-                out.extend(map(tier.entries.__getitem__, rest))
-                return len(out) - start
-            except KeyError:
-                # list.extend keeps what came before the missing key, and the iterator has passed that key.
-                done = len(out) - start
-                missed = keys[done]
-            for tier in self._tiers:
-                value = tier.entries.get(missed)
-                if value is not None:
-                    out.append(value)
-                    break
-            else:
-                return done
 
     def pages(self, size: int) -> Iterator[list[int]]:
         """Keys in pages of at most `size`. The map may change meanwhile: a key present during the whole iteration is seen at least once.
