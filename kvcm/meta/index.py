@@ -31,7 +31,7 @@ from kvcm.meta.block_table import BlockTable, Change, Part
 from kvcm.meta.errors import KeyLimitReached, StateChanged
 from kvcm.meta.key_gate import KeyGate, Ticket
 from kvcm.meta.key_packing import KeyPacking
-from kvcm.meta.location import Block, Location
+from kvcm.meta.location import Block, place_of, size_of
 from kvcm.meta.tiered_map import TIER_CAPACITY
 from kvcm.meta.usage import UsageCounter
 
@@ -241,7 +241,7 @@ class MetaIndex:
         """Make the changes visible and count keys and bytes, once for all of them."""
         self._table.put_all(changes)
         new_keys = 0
-        bytes_of: dict[int, int] = {}
+        moved: dict[bytes, list[int]] = {}  # storage type and slot, as in a header -> [bytes, locations]
         for key, old, new in changes:
             if not old:
                 new_keys += 1
@@ -250,28 +250,36 @@ class MetaIndex:
                 self.access.forget(key)
             if len(old) == len(new) == 1 and old[0].header[1:] == new[0].header[1:]:
                 continue  # only the state changed: no byte came or went
-            for location in old:
-                self._count(location, -1, bytes_of)
-            for location in new:
-                self._count(location, 1, bytes_of)
-        for type_code, delta in bytes_of.items():
-            if delta:
-                self.usage.add_bytes(type_code, delta)
+            for header, _ in old:
+                _count(header, -1, moved)
+            for header, _ in new:
+                _count(header, 1, moved)
+        for place, (size, count) in moved.items():
+            if size:
+                self.usage.add_bytes(place[0], size)
+            if count:
+                self._count_slot(int.from_bytes(place[1:], "little"), count)
         if new_keys:
             self.usage.add_keys(new_keys)
 
-    def _count(self, location: Location, sign: int, bytes_of: dict[int, int]) -> None:
-        type_code = location.header[1]
-        bytes_of[type_code] = bytes_of.get(type_code, 0) + sign * location.size
-        slot = location.storage_slot
+    def _count_slot(self, slot: int, delta: int) -> None:
         before = self._slot_counts.get(slot, 0)
-        count = before + sign
+        count = before + delta
         if count:
             self._slot_counts[slot] = count
         else:
-            self._slot_counts.pop(slot, None)
+            del self._slot_counts[slot]
         if not (before and count):
             self.slots_version += 1
+
+
+def _count(header: bytes, sign: int, moved: dict[bytes, list[int]]) -> None:
+    place = place_of(header)
+    sums = moved.get(place)
+    if sums is None:
+        sums = moved[place] = [0, 0]
+    sums[0] += sign * size_of(header)
+    sums[1] += sign
 
 
 def _with_failures(keys: Sequence[int], outcomes: Sequence[Outcome], failures: Mapping[int, KvcmError]) -> list[Outcome]:

@@ -80,7 +80,7 @@ class Location(NamedTuple):
 
     @property
     def size(self) -> int:
-        return int.from_bytes(self.header[13:21], "little")
+        return size_of(self.header)
 
     @property
     def raw_id(self) -> bytes:
@@ -111,6 +111,15 @@ class Location(NamedTuple):
             previous_key=previous if flags & _FLAG_HAS_PREVIOUS else None,
             checksum=checksum,
         )
+
+
+def place_of(header: bytes) -> bytes:
+    """Storage type (one byte) and storage slot (two, little-endian)."""
+    return header[1:4]
+
+
+def size_of(header: bytes) -> int:
+    return int.from_bytes(header[13:21], "little")
 
 
 def previous_key_of(location: Location) -> int | None:

@@ -50,35 +50,30 @@ def _varint_field(tag: bytes, value: int) -> bytes:
 
 
 class ProtoLocationEncoder:
-    """The `LocationEncoder` port of `kvcm.meta` on the wire format. One instance per loop; it keeps a bounded cache of spec names."""
+    """The `LocationEncoder` port of `kvcm.meta` on the wire format. One instance per loop; it keeps bounded caches of what repeats."""
 
     packing = WirePacking()
     """How the index packs block keys, so that a request's keys need not be unpacked to be compared."""
 
     def __init__(self) -> None:
         self._names: dict[str, bytes] = {}
-        self._single_heads: dict[int, bytes] = {}
+        self._heads: dict[tuple[int, str, int], bytes] = {}
 
     def encode(self, type_code: int, specs: Sequence[LocationSpec]) -> bytes:
         """One CacheLocation framed as an element of field 2. Raises InvalidArgument for text that is not valid Unicode."""
         if len(specs) != 1:
             return self._encode_many(type_code, specs)
         name, uri = specs[0]
-        head = self._single_heads.get(type_code) or self._single_head(type_code)
-        prefix = self._names.get(name)
-        if prefix is None:
-            prefix = self._name_prefix(name)
         try:
             raw = uri.encode()
         except UnicodeEncodeError:
             raise InvalidArgument("a location URI holds characters that cannot be written as UTF-8") from None
-        size = len(raw)
-        if not size or size >= _SMALL_COUNT:
-            return self._encode_many(type_code, specs)
-        mark = _SMALL[size]
-        spec_size = len(prefix) + 1 + len(mark) + size
-        spec_mark = _length(spec_size)
-        return b"".join((b"\x12", _length(len(head) + len(spec_mark) + spec_size), head, spec_mark, prefix, b"\x12", mark, raw))
+        head = self._heads.get((type_code, name, len(raw)))
+        if head is None:
+            if not raw:
+                return self._encode_many(type_code, specs)
+            head = self._head(type_code, name, len(raw))
+        return head + raw
 
     def decode(self, framed: bytes) -> tuple[int, list[LocationSpec]]:
         """(storage type, specs) of bytes made by `encode`. Raises InternalError for anything else."""
@@ -113,11 +108,14 @@ class ProtoLocationEncoder:
         self._names[name] = prefix
         return prefix
 
-    def _single_head(self, type_code: int) -> bytes:
-        """Type, `spec_size` 1 and the tag of the one spec."""
-        head = _varint_field(b"\x08", type_code) + b"\x10\x01\x1a"
-        if len(self._single_heads) < _MAX_CACHED_NAMES:
-            self._single_heads[type_code] = head
+    def _head(self, type_code: int, name: str, size: int) -> bytes:
+        """Everything in front of the URI of a location with one spec: it depends on kind, name and the URI's length only."""
+        spec = self._name_prefix(name) + b"\x12" + _length(size)
+        body = _varint_field(b"\x08", type_code) + b"\x10\x01\x1a" + _length(len(spec) + size) + spec
+        head = b"\x12" + _length(len(body) + size) + body
+        if len(self._heads) >= _MAX_CACHED_NAMES:
+            self._heads.clear()
+        self._heads[type_code, name, size] = head
         return head
 
 
