@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from kvcm.client.admin_types import GroupView, StorageView, state_from_proto, usage_from_proto
 from kvcm.common.errors import (
     CapacityReached,
     DuplicateEntity,
@@ -128,10 +129,15 @@ class AdminClient:
             await channel.close(None)
 
     async def list_storages(self) -> list[Storage]:
+        return [view.storage for view in await self.describe_storages()]
+
+    async def describe_storages(self) -> list[StorageView]:
+        """Every storage with what the manager knows about it now, in one call."""
         reply = await self._read("ListStorage", pb.ListStorageRequest(trace_id=self._trace))
         disabled = frozenset(reply.disabled_storage_names)
+        states = {state.name: state for state in _decoded("ListStorage", state_from_proto, reply.states)}
         storages = _decoded("ListStorage", storage_from_reply, reply.storage)
-        return [replace(storage, enabled=storage.name not in disabled) for storage in storages]
+        return [StorageView(replace(storage, enabled=storage.name not in disabled), states.get(storage.name)) for storage in storages]
 
     async def add_storage(self, storage: Storage) -> None:
         await self._write("AddStorage", pb.AddStorageRequest(trace_id=self._trace, storage=storage_to_proto(storage)))
@@ -150,8 +156,19 @@ class AdminClient:
         await self._write("RemoveStorage", pb.RemoveStorageRequest(trace_id=self._trace, storage_unique_name=name))
 
     async def list_groups(self) -> list[InstanceGroup]:
+        return [view.group for view in await self.describe_groups()]
+
+    async def describe_groups(self) -> list[GroupView]:
+        """Every group with what it holds now, in one call."""
         reply = await self._read("ListInstanceGroup", pb.ListInstanceGroupRequest(trace_id=self._trace))
-        return _decoded("ListInstanceGroup", group_from_reply, reply.instance_group)
+        used = {usage.name: usage for usage in map(usage_from_proto, reply.usage)}
+        return [GroupView(group, used.get(group.name)) for group in _decoded("ListInstanceGroup", group_from_reply, reply.instance_group)]
+
+    async def describe_group(self, name: str) -> GroupView:
+        """One group. Raises NotFound."""
+        reply = await self._read("GetInstanceGroup", pb.GetInstanceGroupRequest(trace_id=self._trace, name=name))
+        (group,) = _decoded("GetInstanceGroup", group_from_reply, [reply.instance_group])
+        return GroupView(group, usage_from_proto(reply.usage) if reply.HasField("usage") else None)
 
     async def create_group(self, group: InstanceGroup) -> None:
         await self._write("CreateInstanceGroup", pb.CreateInstanceGroupRequest(trace_id=self._trace, instance_group=group_to_proto(group)))

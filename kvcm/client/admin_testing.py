@@ -1,7 +1,8 @@
 """An in-memory manager with the methods of `AdminClient`, for tests of whoever decides what to call.
 
 It keeps the rules that callers depend on: duplicate and unknown names, one version after the other, a kind that cannot change. `calls` lists
-what was changed. `fail_next` makes one call fail; with `OutcomeUnknown` the change can happen all the same, as with a lost answer.
+what was changed. `states` and `usage` say what the manager would tell beside the configuration (None: it tells nothing). `fail_next` makes one
+call fail; with `OutcomeUnknown` the change can happen all the same, as with a lost answer.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from kvcm.client.admin_client import AdminCallFailed, ClusterInfo, Health
+from kvcm.client.admin_types import GroupUsage, GroupView, StorageState, StorageView
 from kvcm.common.errors import DuplicateEntity, InvalidArgument, KvcmError, NotFound
 from kvcm.config.model import Instance, InstanceGroup
 from kvcm.data_storage.model import Storage
@@ -27,6 +29,8 @@ class FakeAdmin:
         self.storages = {storage.name: storage for storage in storages}
         self.groups = {group.name: group for group in groups}
         self.instances = list(instances)
+        self.states: dict[str, StorageState | None] = {}
+        self.usage: dict[str, GroupUsage | None] = {}
         self.calls: list[str] = []
         self._failures: dict[str, list[_Failure]] = {}
 
@@ -46,6 +50,9 @@ class FakeAdmin:
     async def list_storages(self) -> list[Storage]:
         self._maybe_fail("list_storages")
         return list(self.storages.values())
+
+    async def describe_storages(self) -> list[StorageView]:
+        return [StorageView(storage, self.states.get(storage.name, _healthy(storage))) for storage in await self.list_storages()]
 
     async def add_storage(self, storage: Storage) -> None:
         failure = self._before("add_storage", storage.name)
@@ -83,6 +90,15 @@ class FakeAdmin:
         self._maybe_fail("list_groups")
         return list(self.groups.values())
 
+    async def describe_groups(self) -> list[GroupView]:
+        return [GroupView(group, self.usage.get(group.name, self._empty(group.name))) for group in await self.list_groups()]
+
+    async def describe_group(self, name: str) -> GroupView:
+        found = next((view for view in await self.describe_groups() if view.group.name == name), None)
+        if found is None:
+            raise NotFound(f"group {name} does not exist")
+        return found
+
     async def create_group(self, group: InstanceGroup) -> None:
         failure = self._before("create_group", group.name)
         if group.name in self.groups:
@@ -113,6 +129,9 @@ class FakeAdmin:
     async def check_health(self) -> Health:
         return Health(healthy=True, leader=True, elector_last_loop_ms=0)
 
+    def _empty(self, name: str) -> GroupUsage:
+        return GroupUsage(name, sum(instance.instance_group_name == name for instance in self.instances), 0, 0)
+
     def _storage(self, name: str) -> Storage:
         if name not in self.storages:
             raise NotFound(f"storage {name} does not exist")
@@ -130,6 +149,10 @@ class FakeAdmin:
         waiting = self._failures.get(method)
         if waiting:
             raise waiting.pop(0).error
+
+
+def _healthy(storage: Storage) -> StorageState:
+    return StorageState(storage.name, storage.type, storage.enabled, available=storage.enabled, root_verified=True, problem="")
 
 
 def _after(failure: _Failure | None) -> None:

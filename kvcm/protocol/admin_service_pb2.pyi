@@ -100,6 +100,12 @@ class MigrationMethod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MIGRATION_METHOD_COPY: _ClassVar[MigrationMethod]
     MIGRATION_METHOD_MARK: _ClassVar[MigrationMethod]
     MIGRATION_METHOD_BOTH: _ClassVar[MigrationMethod]
+
+class RootState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROOT_STATE_UNKNOWN: _ClassVar[RootState]
+    ROOT_STATE_VERIFIED: _ClassVar[RootState]
+    ROOT_STATE_LOST: _ClassVar[RootState]
 UNSPECIFIED: ErrorCode
 OK: ErrorCode
 UNSUPPORTED: ErrorCode
@@ -159,6 +165,9 @@ MIGRATION_METHOD_UNSPECIFIED: MigrationMethod
 MIGRATION_METHOD_COPY: MigrationMethod
 MIGRATION_METHOD_MARK: MigrationMethod
 MIGRATION_METHOD_BOTH: MigrationMethod
+ROOT_STATE_UNKNOWN: RootState
+ROOT_STATE_VERIFIED: RootState
+ROOT_STATE_LOST: RootState
 
 class Status(_message.Message):
     __slots__ = ("code", "message")
@@ -669,14 +678,44 @@ class ListStorageRequest(_message.Message):
     def __init__(self, trace_id: _Optional[str] = ...) -> None: ...
 
 class ListStorageResponse(_message.Message):
-    __slots__ = ("header", "storage", "disabled_storage_names")
+    __slots__ = ("header", "storage", "disabled_storage_names", "states")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     STORAGE_FIELD_NUMBER: _ClassVar[int]
     DISABLED_STORAGE_NAMES_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
     header: CommonResponseHeader
     storage: _containers.RepeatedCompositeFieldContainer[StorageConfig]
     disabled_storage_names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, header: _Optional[_Union[CommonResponseHeader, _Mapping]] = ..., storage: _Optional[_Iterable[_Union[StorageConfig, _Mapping]]] = ..., disabled_storage_names: _Optional[_Iterable[str]] = ...) -> None: ...
+    states: _containers.RepeatedCompositeFieldContainer[StorageState]
+    def __init__(self, header: _Optional[_Union[CommonResponseHeader, _Mapping]] = ..., storage: _Optional[_Iterable[_Union[StorageConfig, _Mapping]]] = ..., disabled_storage_names: _Optional[_Iterable[str]] = ..., states: _Optional[_Iterable[_Union[StorageState, _Mapping]]] = ...) -> None: ...
+
+class StorageState(_message.Message):
+    __slots__ = ("name", "enabled", "available", "root_verified", "problem", "type")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    enabled: bool
+    available: bool
+    root_verified: RootState
+    problem: str
+    type: StorageType
+    def __init__(self, name: _Optional[str] = ..., enabled: _Optional[bool] = ..., available: _Optional[bool] = ..., root_verified: _Optional[_Union[RootState, str]] = ..., problem: _Optional[str] = ..., type: _Optional[_Union[StorageType, str]] = ...) -> None: ...
+
+class InstanceGroupUsage(_message.Message):
+    __slots__ = ("name", "instances", "keys", "used_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    instances: int
+    keys: int
+    used_bytes: int
+    def __init__(self, name: _Optional[str] = ..., instances: _Optional[int] = ..., keys: _Optional[int] = ..., used_bytes: _Optional[int] = ...) -> None: ...
 
 class CreateInstanceGroupRequest(_message.Message):
     __slots__ = ("trace_id", "instance_group")
@@ -713,12 +752,14 @@ class GetInstanceGroupRequest(_message.Message):
     def __init__(self, trace_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class GetInstanceGroupResponse(_message.Message):
-    __slots__ = ("header", "instance_group")
+    __slots__ = ("header", "instance_group", "usage")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_GROUP_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
     header: CommonResponseHeader
     instance_group: InstanceGroup
-    def __init__(self, header: _Optional[_Union[CommonResponseHeader, _Mapping]] = ..., instance_group: _Optional[_Union[InstanceGroup, _Mapping]] = ...) -> None: ...
+    usage: InstanceGroupUsage
+    def __init__(self, header: _Optional[_Union[CommonResponseHeader, _Mapping]] = ..., instance_group: _Optional[_Union[InstanceGroup, _Mapping]] = ..., usage: _Optional[_Union[InstanceGroupUsage, _Mapping]] = ...) -> None: ...
 
 class ListInstanceGroupRequest(_message.Message):
     __slots__ = ("trace_id",)
@@ -727,12 +768,14 @@ class ListInstanceGroupRequest(_message.Message):
     def __init__(self, trace_id: _Optional[str] = ...) -> None: ...
 
 class ListInstanceGroupResponse(_message.Message):
-    __slots__ = ("header", "instance_group")
+    __slots__ = ("header", "instance_group", "usage")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_GROUP_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
     header: CommonResponseHeader
     instance_group: _containers.RepeatedCompositeFieldContainer[InstanceGroup]
-    def __init__(self, header: _Optional[_Union[CommonResponseHeader, _Mapping]] = ..., instance_group: _Optional[_Iterable[_Union[InstanceGroup, _Mapping]]] = ...) -> None: ...
+    usage: _containers.RepeatedCompositeFieldContainer[InstanceGroupUsage]
+    def __init__(self, header: _Optional[_Union[CommonResponseHeader, _Mapping]] = ..., instance_group: _Optional[_Iterable[_Union[InstanceGroup, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[InstanceGroupUsage, _Mapping]]] = ...) -> None: ...
 
 class GetCacheMetaRequest(_message.Message):
     __slots__ = ("trace_id", "instance_id", "block_keys", "token_ids", "block_mask", "detail_level")

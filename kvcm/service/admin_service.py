@@ -6,11 +6,14 @@ differences. What is still referenced is not removed unless the setting `kvcm.re
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from kvcm.common.block_mask import BlockMask
 from kvcm.common.errors import ErrorCode, InstanceNotExist, NotFound
 from kvcm.config.registry import Registry
+from kvcm.data_storage.manager import DataStorageManager
+from kvcm.data_storage.model import Storage
 from kvcm.manager.cache_manager import CacheManager
 from kvcm.protocol import admin_service_pb2 as admin
 from kvcm.protocol.group_codec import group_from_proto, group_to_proto
@@ -23,6 +26,7 @@ from kvcm.service.rpc import Call, Reply, Rpc, Service, table, unsupported
 
 FULL_NAME = "kv_cache_manager.proto.admin.AdminService"
 _OK = int(ErrorCode.OK)
+_ROOTS = {None: admin.ROOT_STATE_UNKNOWN, True: admin.ROOT_STATE_VERIFIED, False: admin.ROOT_STATE_LOST}
 _RESPONSE_OF_LATER = {
     "AddAccount": admin.CommonResponse,
     "DeleteAccount": admin.CommonResponse,
@@ -40,9 +44,9 @@ _RESPONSE_OF_LATER = {
 }
 
 
-def build_admin_service(manager: CacheManager, registry: Registry, cluster: ClusterView) -> Service:
+def build_admin_service(manager: CacheManager, registry: Registry, storages: DataStorageManager, cluster: ClusterView) -> Service:
     """The service with every RPC of the contract; those of later versions answer UNSUPPORTED with a sentence."""
-    service = _AdminService(manager, registry, cluster)
+    service = _AdminService(manager, registry, storages, cluster)
     common = admin.CommonResponse
     served = [
         Rpc("AddStorage", admin.AddStorageRequest, common, service.add_storage),
@@ -76,9 +80,10 @@ def build_admin_service(manager: CacheManager, registry: Registry, cluster: Clus
 
 
 class _AdminService:
-    def __init__(self, manager: CacheManager, registry: Registry, cluster: ClusterView) -> None:
+    def __init__(self, manager: CacheManager, registry: Registry, storages: DataStorageManager, cluster: ClusterView) -> None:
         self._manager = manager
         self._registry = registry
+        self._storages = storages
         self._cluster = cluster
 
     # -- storages ------------------------------------------------------------------------------------------------------------------------------
@@ -112,8 +117,22 @@ class _AdminService:
         response = admin.ListStorageResponse(
             storage=[storage_to_proto(storage) for storage in storages],
             disabled_storage_names=[storage.name for storage in storages if not storage.enabled],
+            states=[self._state(storage) for storage in storages],
         )
         return _finish(response, call)
+
+    def _state(self, storage: Storage) -> admin.StorageState:
+        name = storage.name
+        # A record that is registered and not opened yet (or any more) has no backend to ask.
+        problem = self._storages.problem(name) if self._storages.get(name) is not None else f"Storage '{name}' is not opened."
+        return admin.StorageState(
+            name=name,
+            enabled=storage.enabled,
+            available=self._storages.available(name),
+            root_verified=_ROOTS[self._storages.root_verified(name)],
+            problem=problem,
+            type=admin.StorageType.Name(storage.type),
+        )
 
     # -- groups --------------------------------------------------------------------------------------------------------------------------------
 
@@ -138,11 +157,21 @@ class _AdminService:
         group = self._registry.get_group(name)
         if group is None:
             raise NotFound(f"instance group '{name}' does not exist")
-        return _finish(admin.GetInstanceGroupResponse(instance_group=group_to_proto(group)), call)
+        usage = self._usage(name, len(self._registry.list_instances(name)))
+        return _finish(admin.GetInstanceGroupResponse(instance_group=group_to_proto(group), usage=usage), call)
 
     async def list_groups(self, request: admin.ListInstanceGroupRequest, call: Call) -> Reply:
         groups = self._registry.list_groups()
-        return _finish(admin.ListInstanceGroupResponse(instance_group=[group_to_proto(group) for group in groups]), call)
+        counts = Counter(instance.instance_group_name for instance in self._registry.list_instances())
+        response = admin.ListInstanceGroupResponse(
+            instance_group=[group_to_proto(group) for group in groups],
+            usage=[self._usage(group.name, counts[group.name]) for group in groups],
+        )
+        return _finish(response, call)
+
+    def _usage(self, name: str, instances: int) -> admin.InstanceGroupUsage:
+        used = self._manager.group_usage(name)
+        return admin.InstanceGroupUsage(name=name, instances=instances, keys=used.keys, used_bytes=used.total)
 
     # -- instances -----------------------------------------------------------------------------------------------------------------------------
 

@@ -161,7 +161,7 @@ class ManagerServer:
         registry.on_change(partial(_on_registry_change, metrics, runner, registry))
         dispatcher = Dispatcher(clock, gate, metrics.requests)
         meta = build_meta_service(manager, registry, cluster)
-        admin = build_admin_service(manager, registry, cluster)
+        admin = build_admin_service(manager, registry, storages, cluster)
         extra = admin_routes([admin], dispatcher, metrics if settings.metrics_enable_prometheus else None)
 
         # From here on things move.

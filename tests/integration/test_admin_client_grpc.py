@@ -13,6 +13,7 @@ import pytest
 
 from kvcm.client.admin_client import AdminCallFailed, AdminClient, ManagerUnreachable
 from kvcm.client.admin_testing import FakeAdmin
+from kvcm.client.admin_types import GroupView, StorageView
 from kvcm.common.errors import (
     CapacityReached,
     DuplicateEntity,
@@ -151,6 +152,16 @@ def test_storages_and_groups_survive_the_wire() -> None:
         await client.remove_storage("nfs_01")
         assert (await client.list_storages(), await client.list_groups()) == ([], [])
         assert [instance.instance_id for instance in await client.list_instances("g")] == ["i"]
+
+    _with_client(work)
+
+
+def test_a_manager_that_tells_no_states_leaves_them_open() -> None:
+    async def work(client: AdminClient, servicer: Servicer) -> None:
+        await client.add_storage(NFS)
+        await client.create_group(GROUP)
+        assert await client.describe_storages() == [StorageView(NFS, None)]
+        assert await client.describe_groups() == [GroupView(GROUP, None)]
 
     _with_client(work)
 

@@ -125,7 +125,7 @@ def without_defaults(value: Any) -> Any:
         return [without_defaults(item) for item in value]
     if not isinstance(value, dict):
         return value
-    default_names = {"code": "UNSPECIFIED", "type": "ST_UNSPECIFIED"}
+    default_names = {"code": "UNSPECIFIED", "type": "ST_UNSPECIFIED", "root_verified": "ROOT_STATE_UNKNOWN"}
     kept = {}
     for key, item in value.items():
         if item in ("", 0, "0", False, []) or item == default_names.get(key, object()):
