@@ -40,13 +40,14 @@ def _file_of(uri: str, instance_id: str) -> Path:
 
 
 class FileBackend:
-    def __init__(self, uri: str, instance_id: str, records: RecordCodec, pool: BlockingPool) -> None:
-        """`uri`: `file://<path>[?fsync=false]`. Raises InvalidArgument."""
+    def __init__(self, uri: str, instance_id: str, records: RecordCodec, pool: BlockingPool, *, deadline_s: float = _DEADLINE_S) -> None:
+        """`uri`: `file://<path>[?fsync=false]`; `deadline_s`: of one change or one reading back. Raises InvalidArgument."""
         self._path = _file_of(uri, instance_id)
         self._fsync = parse_uri(uri).params.get("fsync") != "false"
         self._journal = Journal(self._path, fsync=self._fsync)
         self._records = records
         self._pool = pool
+        self._deadline_s = deadline_s
         self._lane = f"meta:{self._path}"
 
     @staticmethod
@@ -105,7 +106,7 @@ class FileBackend:
                 await asyncio.sleep(0)  # a call may name many thousand blocks; others must not wait for all of them
         abandoned = threading.Event()
         try:
-            accepted = await self._pool.run(self._journal.append, lines, fence, abandoned, deadline_s=_DEADLINE_S, lane=self._lane)
+            accepted = await self._pool.run(self._journal.append, lines, fence, abandoned, deadline_s=self._deadline_s, lane=self._lane)
         except PoolRefused as error:
             raise StorageError(f"the metadata file could not be written: {error.message}") from error
         except (PoolTimeout, OSError) as error:
@@ -128,9 +129,9 @@ class FileBackend:
         if not self._fsync:  # else every accepted change is on disk already
             await self._run(self._journal.sync, "synced")
 
-    async def _run(self, job: Callable[[], T], verb: str, deadline_s: float = _DEADLINE_S) -> T:
+    async def _run(self, job: Callable[[], T], verb: str, deadline_s: float | None = None) -> T:
         try:
-            return await self._pool.run(job, deadline_s=deadline_s, lane=self._lane)
+            return await self._pool.run(job, deadline_s=deadline_s or self._deadline_s, lane=self._lane)
         except (StorageError, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it did not answer in time"
             raise StorageError(f"the metadata file '{self._path.name}' could not be {verb}: {reason or type(error).__name__}") from error

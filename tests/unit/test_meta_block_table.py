@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from kvcm.meta.block_table import BlockTable
+from kvcm.meta.block_table import BlockTable, Part
 from kvcm.meta.location import Block, condemn, promote
 from kvcm.meta.testing import written
 
@@ -24,6 +24,11 @@ FORMS: dict[str, Block] = {
     "three": (A, promote(B), condemn(C)),
 }
 FAST = {"one serving"}
+
+
+@pytest.fixture(autouse=True, params=[0, 16_384], ids=["packed", "aside"])
+def room_aside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcm.meta.block_table._MAX_ASIDE", request.param)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -44,7 +49,7 @@ def test_every_form_can_follow_every_other(before: str, after: str) -> None:
     table.put(1, new, old)
     assert table.get(1) == new
     assert len(table) == (1 if new else 0)
-    out: list[bytes] = []
+    out: list[Part] = []
     assert table.serving_run([1], out) == (1 if after in FAST else 0)
     assert out == ([new[0].wire] if after in FAST else [])
 
@@ -69,7 +74,7 @@ def test_a_run_stops_at_the_first_block_that_needs_a_choice() -> None:
     for key in (1, 2, 4):
         table.put(key, (promote(written(f"s{key}")),), ())
     table.put(3, FORMS["two serving"], ())
-    out = [b"before"]
+    out: list[Part] = [b"before"]
     assert table.serving_run([1, 2, 3, 4], out) == 2
     assert out == [b"before", b"wire of s1", b"wire of s2"]
 
@@ -86,3 +91,25 @@ def test_the_collector_has_nothing_to_walk() -> None:
     for key, block in enumerate(FORMS.values()):
         table.put(key, block, ())
     assert not any(gc.is_tracked(value) for tier in table._entries._tiers for value in tier.entries.values())
+
+
+def test_what_was_set_aside_is_let_go_when_it_serves() -> None:
+    table = BlockTable()
+    other: Block = (promote(B),)
+    table.put(1, (A,), ())
+    table.put(1, (SERVING,), (A,))
+    table.put(1, other, (SERVING,))
+    assert table.get(1) == other
+    assert not table._aside
+
+
+def test_beyond_the_bound_blocks_are_kept_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcm.meta.block_table._MAX_ASIDE", 2)
+    table = BlockTable()
+    for key, block in enumerate(FORMS.values()):
+        table.put(key, block, ())
+    assert [table.get(key) for key in range(len(FORMS))] == list(FORMS.values())
+    assert len(table._aside) == 2
+    for key, block in enumerate(FORMS.values()):
+        table.put(key, (), block)
+    assert (len(table), len(table._aside)) == (0, 0)

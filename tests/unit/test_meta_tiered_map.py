@@ -1,4 +1,4 @@
-"""The map that never stalls: tiers, runs across them, thinning out, iteration while it changes. Small tiers, so that everything happens."""
+"""The map that never stalls: tiers, thinning out, iteration while it changes. Small tiers, so that everything happens."""
 
 from __future__ import annotations
 
@@ -38,57 +38,13 @@ def test_setting_again_replaces_in_place() -> None:
 def test_a_value_of_zero_or_nothing_is_a_value() -> None:
     tiers: TieredMap[bytes] = TieredMap(2)
     tiers.set(1, b"")
-    out: list[bytes] = []
-    assert (tiers.get(1), 1 in tiers, tiers.run_into([1], out), out) == (b"", True, 1, [b""])
+    assert (tiers.get(1), 1 in tiers, len(tiers)) == (b"", True, 1)
 
 
 def test_discarding_what_is_not_there_changes_nothing() -> None:
     tiers = filled(3, 4)
     tiers.discard(99)
     assert len(tiers) == 3
-
-
-@pytest.mark.parametrize("capacity", [1, 2, 3, 4, 100])
-def test_a_run_crosses_tiers_in_any_order(capacity: int) -> None:
-    tiers = filled(12, capacity)
-    for keys in (list(range(12)), list(range(11, -1, -1)), [0, 11, 1, 10, 2, 9], [5, 5, 0, 5]):
-        out = [-1]
-        assert tiers.run_into(keys, out) == len(keys)
-        assert out == [-1, *(key * 10 for key in keys)]
-
-
-@pytest.mark.parametrize("capacity", [1, 3, 100])
-@pytest.mark.parametrize("missing_at", [0, 1, 4, 7])
-def test_a_run_ends_at_the_first_missing_key(capacity: int, missing_at: int) -> None:
-    tiers = filled(12, capacity)
-    keys = [*range(missing_at), 77, *range(missing_at, 12)]
-    out: list[int] = []
-    assert tiers.run_into(keys, out) == missing_at
-    assert out == [key * 10 for key in range(missing_at)]
-
-
-def test_an_empty_run_appends_nothing() -> None:
-    out: list[int] = []
-    assert filled(3, 2).run_into([], out) == 0
-    assert TieredMap[int](2).run_into([1], out) == 0
-    assert out == []
-
-
-def test_a_run_looks_at_every_key_once_however_often_the_tier_changes() -> None:
-    looked_at = 0
-
-    class Keys(list[int]):
-        def __iter__(self):  # type: ignore[no-untyped-def]
-            nonlocal looked_at
-            for key in super().__iter__():
-                looked_at += 1
-                yield key
-
-    tiers = filled(2_000, 1_000)
-    zigzag = Keys(key for pair in zip(range(1_000), range(1_000, 2_000), strict=True) for key in pair)
-    out: list[int] = []
-    assert tiers.run_into(zigzag, out) == 2_000
-    assert looked_at == 2_000
 
 
 def test_a_thinned_out_tier_moves_into_the_newest_one_and_goes() -> None:
