@@ -1,0 +1,51 @@
+"""Where the admin API of a manager is: its client Service, or an address given for it.
+
+`KVCM_OPERATOR_ADMIN_OVERRIDE` is `namespace/name=host:port`, several with commas: for an operator outside the cluster, where Service names and
+addresses mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+
+from kvcm.client.admin_client import AdminClient
+from kvcm.common.errors import InvalidArgument
+from kvcm_operator.names import client_service
+from kvcm_operator.world import AdminApi
+
+TIMEOUT_S = 10.0
+MAX_OVERRIDES = 1024
+
+
+class Directory:
+    def __init__(self, overrides: Mapping[tuple[str, str], str], cluster_domain: str) -> None:
+        self._overrides = dict(overrides)
+        self._domain = cluster_domain
+
+    def overridden(self, namespace: str, manager: str) -> bool:
+        return (namespace, manager) in self._overrides
+
+    def address(self, namespace: str, manager: str, port: int) -> str:
+        given = self._overrides.get((namespace, manager))
+        # With the dot at the end a resolver asks once instead of trying every search domain.
+        return given or f"{client_service(manager)}.{namespace}.svc.{self._domain}.:{port}"
+
+    def connect(self, namespace: str, manager: str, port: int) -> AbstractAsyncContextManager[AdminApi]:
+        # A connection for each pass: a lasting one would keep the back-off of a manager that was away, and addresses of pods that are gone.
+        return AdminClient(self.address(namespace, manager, port), timeout_s=TIMEOUT_S, trace_id="kvcm-operator")
+
+
+def parse_overrides(text: str) -> dict[tuple[str, str], str]:
+    """Raises InvalidArgument."""
+    found: dict[tuple[str, str], str] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, address = item.partition("=")
+        namespace, slash, manager = name.partition("/")
+        host, colon, port = address.rpartition(":")
+        if not (equals and slash and colon and namespace and manager and host and port.isdecimal() and 0 < int(port) < 65536):
+            raise InvalidArgument("KVCM_OPERATOR_ADMIN_OVERRIDE must look like namespace/name=host:port, several with commas between them")
+        found[namespace, manager] = address
+    if len(found) > MAX_OVERRIDES:
+        raise InvalidArgument(f"KVCM_OPERATOR_ADMIN_OVERRIDE may name at most {MAX_OVERRIDES} managers")
+    return found
