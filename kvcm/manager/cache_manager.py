@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from kvcm.common.block_mask import BlockMask
 from kvcm.common.clock import Clock
+from kvcm.common.eager import run_to_end
 from kvcm.common.errors import InstanceNotExist, InvalidArgument, NotReady
 from kvcm.common.ids import IdSource
 from kvcm.config.model import Instance
@@ -31,6 +32,7 @@ from kvcm.manager.token_keys import token_keys
 from kvcm.manager.trimmer import TrimRange, trim_keys
 from kvcm.manager.write_sessions import WriteSessions
 from kvcm.manager.writer import StartWrite, Writer, WriteStarted
+from kvcm.meta.block_table import Part
 from kvcm.meta.location import Status
 from kvcm.meta.usage import UsageCounter
 
@@ -112,6 +114,10 @@ class CacheManager:
             raise InvalidArgument(f"a call may name at most {MAX_KEYS_PER_CALL} blocks, not {len(keys)}")
         return keys
 
+    def plain_prefix(self, shard: InstanceShard, keys: Sequence[int], packed: bytes | None, now_us: int) -> tuple[list[Part], int] | None:
+        """The common prefix read without a suspension: (framed locations in parts, hits). None when `locate` has to look closer."""
+        return self._searcher.plain_prefix(shard, keys, packed, now_us)
+
     async def locate(self, shard: InstanceShard, query: LocateQuery, now_us: int) -> Located:
         return await self._searcher.locate(shard, self._registry.get_group(shard.instance.instance_group_name), query, now_us)
 
@@ -180,6 +186,7 @@ class CacheManager:
                 task.cancel()
             self.sessions.forget()
             self.deleter.forget()
+            self._writer.strays.forget()
             try:
                 await self._instances.close()
             finally:
@@ -199,6 +206,7 @@ class CacheManager:
 
     async def _sweep(self) -> None:
         await self._writer.expire_due(self._instances.holders())
+        await self._writer.strays.retry()
         await self._instances.tend()
         await self._instances.retry_broken()
 
@@ -216,13 +224,14 @@ class CacheManager:
         if self._closing:
             work.close()
             raise NotReady("this manager has ceased to lead; ask the leader")
-        return await asyncio.shield(self._spawn(work))
+        return await run_to_end(work, self._keep)
 
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.get_running_loop().create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> None:
+        self._keep(asyncio.get_running_loop().create_task(work))
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._done)
-        return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

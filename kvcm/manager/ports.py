@@ -15,6 +15,11 @@ from kvcm.meta.key_packing import KeyPacking
 class Storages(Protocol):
     """The part of DataStorageManager that block handling uses."""
 
+    @property
+    def availability_epoch(self) -> int:
+        """Grows whenever the answer of `available` may have changed for any storage."""
+        ...
+
     def get(self, name: str) -> Storage | None: ...
 
     def backend(self, name: str) -> DataStorageBackend | None: ...

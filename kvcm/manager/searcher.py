@@ -37,8 +37,6 @@ class LocateQuery:
     window: int = 0
     spec_names: Collection[str] = ()
     want_checksums: bool = False
-    packed_keys: bytes | None = None
-    """All of `keys` in the index's packing, if the caller has them so; only an unmasked prefix read uses it."""
 
 
 @dataclass(slots=True)
@@ -76,9 +74,10 @@ class Searcher:
         """Answer one query. Raises InvalidArgument (unspecified type, window out of range), Unsupported, AllStoragesDown."""
         if query.query_type is QueryType.PREFIX_MATCH:
             keys = query.keys if query.mask is None else query.mask.unmasked(query.keys)
-            packed = query.packed_keys if keys is query.keys else None
-            if not query.spec_names and not query.want_checksums and self._is_plain(shard):
-                return self._plain_prefix(shard, keys, packed, now_us)
+            if not query.spec_names and not query.want_checksums:
+                plain = self.plain_prefix(shard, keys, None, now_us)
+                if plain is not None:
+                    return Located(*plain)
             return self._finish(query, await self._prefix(shard, group, keys, now_us), shard)
         if query.query_type is QueryType.BATCH_GET:
             chosen = await self._choose_all(shard, group, query.keys)
@@ -92,18 +91,36 @@ class Searcher:
 
     # -- prefix --------------------------------------------------------------------------------------------------------------------------------
 
+    def plain_prefix(self, shard: InstanceShard, keys: Sequence[int], packed: bytes | None, now_us: int) -> tuple[list[Part], int] | None:
+        """The hot path: (framed locations in parts, hits). None unless every storage in use is available and needs no probe.
+
+        `packed`: the same keys in the index's packing, if the caller has them so.
+        """
+        index = shard.index
+        stamp = (self._storages.availability_epoch, index.slots_version)
+        if stamp != shard.plain_stamp:
+            shard.plain, shard.plain_stamp = self._is_plain(shard), stamp
+        if not shard.plain:
+            return None
+        parts: list[Part] = []
+        total = len(keys)
+        done = index.serving_run(keys, parts, packed)
+        if done < total:
+            done = self._plain_rest(shard, keys, done, parts)
+        if done:
+            index.access.touch_chain(keys[done - 1], now_us)
+        return parts, done
+
     def _is_plain(self, shard: InstanceShard) -> bool:
-        storages = self._storages
         for slot in shard.index.storage_slots():
-            name = storages.name_of(slot)
-            if not storages.available(name) or self._prober.probes(name):
+            name = self._storages.name_of(slot)
+            if not self._storages.available(name) or self._prober.probes(name):
                 return False
         return True
 
-    def _plain_prefix(self, shard: InstanceShard, keys: Sequence[int], packed: bytes | None, now_us: int) -> Located:
-        parts: list[Part] = []
+    def _plain_rest(self, shard: InstanceShard, keys: Sequence[int], done: int, parts: list[Part]) -> int:
+        """Go on behind a key that has no single SERVING location: it may have several, and others may follow. Returns how many keys are hits."""
         total = len(keys)
-        done = shard.index.serving_run(keys, parts, packed)
         while done < total:
             chosen = self._choose(shard, keys[done], frozenset())
             if chosen is None:
@@ -116,9 +133,7 @@ class Searcher:
                 done += run
                 if run < len(stretch):
                     break
-        if done:
-            shard.index.access.touch_chain(keys[done - 1], now_us)
-        return Located(parts, done)
+        return done
 
     async def _prefix(self, shard: InstanceShard, group: InstanceGroup | None, keys: Sequence[int], now_us: int) -> list[Chosen | None]:
         chosen = await self._choose_all(shard, group, keys)

@@ -35,6 +35,9 @@ class InstanceShard:
         """Start-writes under way."""
         self.adopted: dict[int, object] = {}
         """Storage slot -> the opened backend that knows the shard's places there; None when the storage was not open at that time."""
+        self.plain = False
+        self.plain_stamp = (-1, -1)
+        """Whether a prefix read may take published bytes as they are, and for which state of storages and slots that was found (see Searcher)."""
         self.spec_sizes = {info.name: info.size for info in instance.location_spec_infos}
         self.spec_groups = {group.name: frozenset(group.spec_names) for group in instance.location_spec_groups}
         self.padded = codec.encode_padded([info.name for info in instance.location_spec_infos])

@@ -29,6 +29,7 @@ from kvcm.manager.presence import Presence
 from kvcm.manager.probing import Prober, Pruner
 from kvcm.manager.selector import delete_delay_us, select_storage
 from kvcm.manager.shard import InstanceShard
+from kvcm.manager.strays import Strays
 from kvcm.manager.write_sessions import WriteSession, WriteSessions, lifetime_us
 from kvcm.meta.errors import KeyLimitReached
 from kvcm.meta.location import Block, Location, begin_writes, condemn, promote, replace
@@ -84,6 +85,7 @@ class Writer:
         self._pruner = pruner
         self._presence = Presence(storages, codec)
         self.sessions = sessions
+        self.strays = Strays(storages)
 
     # -- start ---------------------------------------------------------------------------------------------------------------------------------
 
@@ -105,7 +107,10 @@ class Writer:
         fresh = self._presence.missing(shard, request.keys, wanted, request.min_replicas)
         inserted: dict[int, Location] = {}
         if fresh:
-            required = sum(shard.spec_sizes[name] for position in fresh for name in wanted[position])
+            if request.group_names:
+                required = sum(shard.spec_sizes[name] for position in fresh for name in wanted[position])
+            else:
+                required = len(fresh) * sum(shard.spec_sizes.values())
             storage = select_storage(group, self._storages, usage, required)
             inserted = await self._insert(shard, storage, request, wanted, fresh)
         positions = sorted(inserted)
@@ -167,13 +172,13 @@ class Writer:
         try:
             outcomes = await shard.index.mutate(keys, plan, self._leadership.epoch)
         except KvcmError:
-            await self._give_back(storage, [uri for uris in places for uri in uris])
+            await self.strays.give_back(storage.name, [uri for uris in places for uri in uris])
             raise
         failure = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
         mine = {at for at in taken if outcomes[at].changed}
         unused = [uri for at, uris in enumerate(places) if at not in mine for uri in uris]
         if unused:
-            await self._give_back(storage, unused)
+            await self.strays.give_back(storage.name, unused)
         if failure is not None:
             await self._withdraw(shard, [(keys[at], planned[at]) for at in mine])
             raise failure
@@ -209,16 +214,9 @@ class Writer:
                     uris[at][column] = uri
         except StorageError:
             if done:
-                await self._give_back(storage, done)
+                await self.strays.give_back(storage.name, done)
             raise
         return uris
-
-    async def _give_back(self, storage: Storage, uris: Sequence[str]) -> None:
-        """Free places that no location refers to. A storage without unique paths has made nothing for them, and somebody else may own the same path: a
-        location that serves, or a writer who was first. There nothing must be deleted."""
-        backend = self._storages.backend(storage.name)
-        if backend is not None and backend.traits.unique_paths:
-            await self._storages.delete(uris)
 
     def _build(self, shard: InstanceShard, storage: Storage, request: StartWrite, fresh: Sequence[int], places: Sequence[Sequence[str]]) -> list[Location]:
         names = list(shard.spec_sizes)

@@ -22,7 +22,7 @@ from kvcm.manager.writer import StartWrite
 from kvcm.protocol import meta_service_pb2 as meta
 from kvcm.protocol.instance_codec import instance_from_request, instance_to_info
 from kvcm.protocol.key_packing import packed_block_keys
-from kvcm.protocol.location_encoder import encode_header, reframe_all
+from kvcm.protocol.location_encoder import encode_ok_header, reframe_all
 from kvcm.protocol.mask_codec import Mask, mask_from_proto, mask_to_proto
 from kvcm.service.cluster import ClusterView
 from kvcm.service.replies import fill_header, missing
@@ -30,6 +30,7 @@ from kvcm.service.rpc import Call, Reply, Rpc, Service, table, unsupported
 
 FULL_NAME = "kv_cache_manager.proto.meta.MetaService"
 _OK = int(ErrorCode.OK)
+_PREFIX = int(QueryType.PREFIX_MATCH)
 _LOCATIONS_IN_START_WRITE = 4
 _WORTH_PACKING = 8  # fewer keys are looked up one by one faster than their request is serialised anew
 _QUERY_TYPES = {int(kind): kind for kind in QueryType}
@@ -67,21 +68,24 @@ class _MetaService:
     async def get_cache_location(self, request: meta.GetCacheLocationRequest, call: Call) -> Reply:
         shard = self._shard(request.instance_id, call)
         keys = self._manager.keys_of(shard, request.block_keys, request.token_ids)
+        call.queried_blocks = count = len(keys)
+        masked = request.HasField("block_mask")
+        names = request.location_spec_names
+        if request.query_type == _PREFIX and not masked and not names and not request.want_checksums:
+            packed = packed_block_keys(request) if count >= _WORTH_PACKING and request.block_keys else None
+            plain = self._manager.plain_prefix(shard, keys, packed, call.now_us)
+            if plain is not None:
+                parts, call.hit_blocks = plain
+                return _OK, b"".join((encode_ok_header(call.request_id), *parts))
         query_type = _QUERY_TYPES.get(request.query_type)
         if query_type is None:
             raise InvalidArgument(f"query_type {request.query_type} is unknown")
-        mask = _domain_mask(mask_from_proto(request.block_mask)) if request.HasField("block_mask") else None
-        names = request.location_spec_names
-        packed = packed_block_keys(request) if mask is None and len(keys) >= _WORTH_PACKING and request.block_keys else None
-        query = LocateQuery(query_type, keys, mask, request.sw_size, tuple(names) if names else (), request.want_checksums, packed)
+        mask = _domain_mask(mask_from_proto(request.block_mask)) if masked else None
+        query = LocateQuery(query_type, keys, mask, request.sw_size, tuple(names), request.want_checksums)
         found = await self._manager.locate(shard, query, call.now_us)
-        call.queried_blocks = len(keys)
         call.hit_blocks = found.hits
-        parts = found.parts
-        if found.checksums is not None:
-            parts = [*parts, meta.GetCacheLocationResponse(checksums=found.checksums).SerializeToString()]
-        parts.insert(0, encode_header(_OK, "", call.request_id))
-        return _OK, b"".join(parts)
+        tail = [] if found.checksums is None else [meta.GetCacheLocationResponse(checksums=found.checksums).SerializeToString()]
+        return _OK, b"".join((encode_ok_header(call.request_id), *found.parts, *tail))
 
     async def start_write_cache(self, request: meta.StartWriteCacheRequest, call: Call) -> Reply:
         shard = self._shard(request.instance_id, call)
@@ -91,7 +95,7 @@ class _MetaService:
         started = await self._manager.start_write(shard, wanted)
         head = meta.StartWriteCacheResponse(write_session_id=started.session_id)
         mask_to_proto(_proto_mask(started.mask), head.block_mask)
-        parts = [encode_header(_OK, "", call.request_id), head.SerializeToString()]
+        parts = [encode_ok_header(call.request_id), head.SerializeToString()]
         parts.extend(reframe_all(started.locations, _LOCATIONS_IN_START_WRITE))
         return _OK, b"".join(parts)
 
@@ -103,7 +107,7 @@ class _MetaService:
             raise missing("FinishWriteCache", "success_blocks")
         success = _domain_mask(mask_from_proto(request.success_blocks))
         await self._manager.finish_write(shard, request.write_session_id, success, request.checksums[:])
-        return _OK, encode_header(_OK, "", call.request_id)
+        return _OK, encode_ok_header(call.request_id)
 
     # -- the others ----------------------------------------------------------------------------------------------------------------------------
 
@@ -138,17 +142,17 @@ class _MetaService:
             keys = _domain_mask(mask_from_proto(request.block_mask)).unmasked(keys)
         views = self._manager.view(shard, keys)
         tail = meta.GetCacheMetaResponse(metas=[view.meta_json for view in views]).SerializeToString()
-        return _OK, b"".join([encode_header(_OK, "", call.request_id), *(view.wire for view in views), tail])
+        return _OK, b"".join([encode_ok_header(call.request_id), *(view.wire for view in views), tail])
 
     async def remove_cache(self, request: meta.RemoveCacheRequest, call: Call) -> Reply:
         shard = self._shard(request.instance_id, call)
         await self._manager.remove_cache(shard, self._manager.keys_of(shard, request.block_keys, request.token_ids))
-        return _OK, encode_header(_OK, "", call.request_id)
+        return _OK, encode_ok_header(call.request_id)
 
     async def trim_cache(self, request: meta.TrimCacheRequest, call: Call) -> Reply:
         shard = self._shard(request.instance_id, call)
         await self._manager.trim(shard, _trim_range(request))
-        return _OK, encode_header(_OK, "", call.request_id)
+        return _OK, encode_ok_header(call.request_id)
 
     async def get_cluster_info(self, request: meta.GetClusterInfoRequest, call: Call) -> Reply:
         known = self._cluster.snapshot()
