@@ -57,6 +57,7 @@ from kvcm.manager.cache_manager import CacheManager
 from kvcm.manager.ports import WireCodec
 from kvcm.manager.searcher import Located, LocateQuery
 from kvcm.manager.shard import InstanceShard
+from kvcm.manager.write_sessions import lifetime_us
 from kvcm.manager.writer import StartWrite, WriteStarted
 from kvcm.meta.backend import MetadataBackend
 from kvcm.meta.location import Location, Status
@@ -347,7 +348,7 @@ class ManagerWorld:
             mask=started.mask,
             keys=[key for key, present in zip(keys, there, strict=True) if not present],
             uris=[dict(self.codec.decode(wire)[1]) for wire in started.locations],
-            deadline_us=began + timeout_s * 1_000_000,
+            deadline_us=began + lifetime_us(timeout_s, len(started.locations)),
             started=started,
         )
 
