@@ -16,8 +16,7 @@ from kvcm_operator.admin import AdminTrouble, Refused, Silent, Speaker
 from kvcm_operator.gate import Closed, look
 from kvcm_operator.owners import rival, server_names
 from kvcm_operator.passes import closed, event, outcome, trouble, unseen
-from kvcm_operator.plan_group import GroupPlan, plan_group
-from kvcm_operator.plan_storage import changed_fields
+from kvcm_operator.plan_group import plan_group
 from kvcm_operator.subject import Subject
 from kvcm_operator.verdict import Silence, good, paused, stalled, waiting
 from kvcm_operator.world import GROUP, STORAGE, Json, Outcome, World
@@ -82,7 +81,7 @@ class _Work:
             if refusal is not None and plan.current_version == tried:
                 raise refusal
             if self._subject.settled and not self.touched:
-                await self._report_drift(plan)
+                await self._report_drift()
             self.touched, tried = True, plan.current_version
             try:
                 await speaker.group(plan)
@@ -106,14 +105,12 @@ class _Work:
         verdict = good("registered with the manager", synced_reason="DriftCorrected" if self.drifted else "InSync")
         return outcome(self._subject, self._world, verdict, _facts(view), touched=self.touched, corrections=int(self.drifted))
 
-    async def _report_drift(self, plan: GroupPlan) -> None:
-        """Before the repair: afterwards there would be nothing left to see, should this process end in between."""
+    async def _report_drift(self) -> None:
+        """Before the repair, and without saying what differed: see the same function for storages."""
         self.drifted = True
-        if self._subject.condition("Synced").get("reason") == "DriftCorrected":
-            return
-        fields = changed_fields(plan.changes)
-        what = f"was changed on the manager ({fields})" if fields else "was not on the manager any more"
-        await self._world.kube.emit(event(self._subject, "Warning", "DriftCorrected", f"instance group {plan.desired.name} {what}; putting it right"))
+        if self._subject.condition("Synced").get("reason") != "DriftCorrected":
+            message = f"instance group {self._group.server_name} differed on the manager without a change of this resource; putting it right"
+            await self._world.kube.emit(event(self._subject, "Warning", "DriftCorrected", message))
 
 
 def _facts(view: GroupView) -> Json:

@@ -21,7 +21,7 @@ from kvcm_operator.gate import Closed, Open, look
 from kvcm_operator.mounts import Mounted, mounted
 from kvcm_operator.owners import rival
 from kvcm_operator.passes import closed, event, outcome, trouble, unseen
-from kvcm_operator.plan_storage import changed_fields, plan_storage
+from kvcm_operator.plan_storage import plan_storage
 from kvcm_operator.subject import Subject
 from kvcm_operator.verdict import FALSE, TRUE, Silence, good, paused, stalled, waiting
 from kvcm_operator.world import STORAGE, Json, Outcome, World
@@ -94,7 +94,7 @@ class _Work:
                 return self._agreed(view)
             # Whatever differs after the first call is of our own making.
             if self._subject.settled and not self.touched:
-                await self._report_drift(changed_fields(plan.changes))
+                await self._report_drift()
             owned = True
             for call in plan.calls:
                 self.touched = True
@@ -113,13 +113,15 @@ class _Work:
         after = None if verdict.ready == TRUE else self._world.pace.waiting
         return outcome(self._subject, self._world, verdict, _facts(view), after=after, touched=self.touched, corrections=int(self.drifted))
 
-    async def _report_drift(self, fields: str) -> None:
-        """Before the repair: afterwards there would be nothing left to see, should this process end in between."""
+    async def _report_drift(self) -> None:
+        """Before the repair: afterwards there would be nothing left to see, should this process end in between.
+
+        The sentence does not say what differed: a repair that is cut off half-way is the same news, and must not look like another.
+        """
         self.drifted = True
-        if self._subject.condition("Synced").get("reason") == "DriftCorrected":
-            return
-        what = f"was changed on the manager ({fields})" if fields else "was not on the manager any more"
-        await self._world.kube.emit(event(self._subject, "Warning", "DriftCorrected", f"storage {self._storage.server_name} {what}; putting it right"))
+        if self._subject.condition("Synced").get("reason") != "DriftCorrected":
+            message = f"storage {self._storage.server_name} differed on the manager without a change of this resource; putting it right"
+            await self._world.kube.emit(event(self._subject, "Warning", "DriftCorrected", message))
 
 
 def _facts(view: StorageView) -> Json:
