@@ -40,6 +40,9 @@ log = logging.getLogger("kvcm.meta.index")
 Plan = Callable[[int, int, Block], Block | None]
 """plan(position, key, block as seen now) -> new block, or None to leave it. May raise KvcmError: then this position fails and nothing else."""
 
+BatchPlan = Callable[[list[Block]], list[Block] | None]
+"""batch(blocks as seen now, one per key) -> new blocks, all different from the old ones; or None to be asked key by key instead."""
+
 PAGE_KEYS = 64
 
 
@@ -105,8 +108,10 @@ class MetaIndex:
 
     # -- mutations -----------------------------------------------------------------------------------------------------------------------------
 
-    async def mutate(self, keys: Sequence[int], plan: Plan, fence: int) -> list[Outcome]:
+    async def mutate(self, keys: Sequence[int], plan: Plan, fence: int, batch: BatchPlan | None = None) -> list[Outcome]:
         """Run one mutation over `keys` in order; one outcome per position (I-MI-2).
+
+        `batch` may answer for all keys at once in the common case; where it declines, `plan` is asked key by key.
 
         A key that occurs twice sees the effect of its earlier occurrence. New keys over `max_key_count` fail with KeyLimitReached while existing ones
         stay updatable (I-MI-5). Raises KeysBusy when other mutations hold keys for too long; then nothing was done.
@@ -115,14 +120,18 @@ class MetaIndex:
         ticket = await self._gate.acquire(unique)
         before: dict[int, Block] = {}
         try:
-            changes, outcomes = self._plan_all(keys, plan, before)
+            planned = self._plan_batch(keys, batch, before) if batch is not None and len(unique) == len(keys) else None
+            changes, outcomes = planned or self._plan_all(keys, plan, before)
         except BaseException:
             self._gate.release(unique, ticket)
             raise
         if not changes:
             self._gate.release(unique, ticket)
             return outcomes
-        commit = self._commit(keys, unique, ticket, changes, before, outcomes, fence)
+        # Here and not in the task, which starts later: whoever plans in between must know of this room.
+        new_keys = sum(1 for key, block in changes.items() if block and not before[key])
+        self._reserved += new_keys
+        commit = self._commit(keys, unique, ticket, changes, before, outcomes, new_keys, fence)
         if not self._suspends:
             return await commit
         task = asyncio.get_running_loop().create_task(commit)
@@ -152,6 +161,17 @@ class MetaIndex:
         return len(self._table)
 
     # -- inside --------------------------------------------------------------------------------------------------------------------------------
+
+    def _plan_batch(self, keys: Sequence[int], batch: BatchPlan, before: dict[int, Block]) -> tuple[dict[int, Block], list[Outcome]] | None:
+        """`_plan_all` in one go; None when the batch plan declines or the index has no room for all."""
+        seen = list(map(self._table.get, keys))
+        if seen.count(()) > self.max_key_count - len(self._table) - self._reserved:
+            return None
+        wanted = batch(seen)
+        if wanted is None:
+            return None
+        before.update(zip(keys, seen, strict=True))
+        return dict(zip(keys, wanted, strict=True)), [_CHANGED] * len(wanted)
 
     def _plan_all(self, keys: Sequence[int], plan: Plan, before: dict[int, Block]) -> tuple[dict[int, Block], list[Outcome]]:
         """Planned blocks of the keys that change, and an outcome per position; `before` receives those keys' published blocks."""
@@ -189,11 +209,10 @@ class MetaIndex:
         changes: dict[int, Block],
         before: dict[int, Block],
         outcomes: list[Outcome],
+        new_keys: int,
         fence: int,
     ) -> list[Outcome]:
-        """Store, publish, let the keys go. Never to be interrupted."""
-        new_keys = sum(1 for key, block in changes.items() if block and not before[key])
-        self._reserved += new_keys
+        """Store, publish, let the keys and the reserved room go. Never to be interrupted."""
         try:
             failures = await self._store(changes, before, fence)
             self._publish([(key, before[key], block) for key, block in changes.items() if key not in failures])

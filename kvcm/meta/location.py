@@ -28,7 +28,11 @@ from kvcm.meta.errors import IllegalTransition
 # status, storage type, storage slot, flags, create time, bytes, id, previous key, checksum. 45 bytes: with the bytes object's own 33 this stays
 # inside the allocator's 80-byte class.
 _HEADER = struct.Struct("<BBHBQQ8sqq")
+_HEAD = struct.Struct("<BBHBQQ")  # the same up to the id
 HEADER_BYTES = _HEADER.size
+_ID_BYTES = 8
+_NO_CHECKSUM = bytes(8)
+_NO_PREVIOUS = bytes(16)  # and no checksum
 _FLAG_HAS_PREVIOUS = 1
 _TAIL = slice(1, None)
 _BAD_ID = f"a location id has 1 to {LOCATION_ID_CHARS} characters"
@@ -174,23 +178,24 @@ def begin_writes(
     wires: Sequence[bytes],
 ) -> list[Location]:
     """`begin_write` for a batch of blocks in one storage."""
-    pack = _HEADER.pack
+    if len(set(sizes)) > 1:
+        one_by_one = zip(sizes, location_ids, previous_keys, wires, strict=True)
+        return [
+            location
+            for size, location_id, previous, wire in one_by_one
+            for location in begin_writes(type_code, storage_slot, create_time_us, (size,), (location_id,), (previous,), (wire,))
+        ]
+    # All but id and previous key are the same for the whole batch, and those two stand together.
+    head = _HEAD.pack(Status.WRITING, type_code, storage_slot, _FLAG_HAS_PREVIOUS, create_time_us, sizes[0]) if sizes else b""
+    first = _HEAD.pack(Status.WRITING, type_code, storage_slot, 0, create_time_us, sizes[0]) if sizes else b""
     return [
         Location(
-            pack(
-                Status.WRITING,
-                type_code,
-                storage_slot,
-                0 if previous is None else _FLAG_HAS_PREVIOUS,
-                create_time_us,
-                size,
-                location_id.encode("ascii"),
-                previous or 0,
-                0,
-            ),
+            first + location_id.encode("ascii").ljust(_ID_BYTES, b"\0") + _NO_PREVIOUS
+            if previous is None
+            else head + location_id.encode("ascii").ljust(_ID_BYTES, b"\0") + previous.to_bytes(8, "little", signed=True) + _NO_CHECKSUM,
             wire,
         )
-        for size, location_id, previous, wire in zip(sizes, location_ids, previous_keys, wires, strict=True)
+        for location_id, previous, wire in zip(location_ids, previous_keys, wires, strict=True)
     ]
 
 
