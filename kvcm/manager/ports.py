@@ -49,6 +49,10 @@ class WireCodec(LocationEncoder, Protocol):
         """The packing of block keys that requests arrive in."""
         ...
 
+    def encode_singles(self, type_code: int, name: str, uris: Sequence[str]) -> list[bytes]:
+        """`encode` for many locations of one spec each."""
+        ...
+
     def encode_padded(self, spec_names: Sequence[str]) -> bytes:
         """The entry that stands for a miss (wire contract 4.6)."""
         ...

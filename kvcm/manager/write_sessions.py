@@ -48,7 +48,6 @@ class WriteSessions:
     def __init__(self, max_sessions: int = DEFAULT_MAX_SESSIONS) -> None:
         self._sessions: dict[str, WriteSession] = {}
         self._by_deadline: list[tuple[int, str]] = []
-        self._held: set[tuple[str, int, bytes]] = set()
         self._max = max_sessions
 
     def __len__(self) -> int:
@@ -61,9 +60,6 @@ class WriteSessions:
     def put(self, session: WriteSession) -> None:
         self._sessions[session.session_id] = session
         self._schedule(session)
-        instance_id = session.instance_id
-        # A location belongs to one session only: its id is made by the start that opens it.
-        self._held.update([(instance_id, key, loc.raw_id) for key, loc in zip(session.keys, session.locations, strict=True) if loc is not None])
 
     def get(self, session_id: str) -> WriteSession | None:
         """A session that its client may finish; None when unknown, claimed or expired."""
@@ -79,16 +75,11 @@ class WriteSessions:
 
     def settle(self, session: WriteSession, position: int) -> None:
         """The location at `position` has reached SERVING or DELETING, or is gone: no longer held."""
-        location = session.locations[position]
-        if location is None:
-            return
         session.locations[position] = None
-        self._held.discard((session.instance_id, session.keys[position], location.raw_id))
 
     def end(self, session: WriteSession) -> None:
         """Forget a session and whatever it still held. Idempotent."""
-        for position in range(len(session.keys)):
-            self.settle(session, position)
+        session.locations = [None] * len(session.keys)
         self._sessions.pop(session.session_id, None)
 
     def reopen(self, session: WriteSession, deadline_us: int) -> None:
@@ -126,9 +117,21 @@ class WriteSessions:
     def next_deadline_us(self) -> int | None:
         return self._by_deadline[0][0] if self._by_deadline else None
 
+    def held(self) -> set[tuple[str, int, str]]:
+        """(instance, key, location id) of every location that an open or claimed session still owns. Keyed by block too: ids are only unique inside one.
+
+        Built when asked for: writers never pay for it, and whoever looks for orphans asks once for a whole pass.
+        """
+        return {
+            (session.instance_id, key, location.location_id)
+            for session in self._sessions.values()
+            for key, location in zip(session.keys, session.locations, strict=True)
+            if location is not None
+        }
+
     def holds(self, instance_id: str, key: int, location_id: str) -> bool:
-        """Does an open or claimed session still own this location? Keyed by block too: ids are only unique inside a block."""
-        return (instance_id, key, location_id.encode("ascii").ljust(8, b"\0")) in self._held
+        """`held` for one location."""
+        return (instance_id, key, location_id) in self.held()
 
     def _schedule(self, session: WriteSession) -> None:
         heapq.heappush(self._by_deadline, (session.deadline_us, session.session_id))

@@ -226,6 +226,9 @@ class Writer:
             columns = [shard.ordered(shard.spec_groups[request.group_names[position]]) for position in fresh]
             sizes = [sum(shard.spec_sizes[name] for name in chosen) for chosen in columns]
             wires = [encode(type_code, list(zip(chosen, uris, strict=True))) for chosen, uris in zip(columns, places, strict=True)]
+        elif len(names) == 1:
+            sizes = [shard.spec_sizes[names[0]]] * len(fresh)
+            wires = self._codec.encode_singles(type_code, names[0], [uri for (uri,) in places])
         else:
             sizes = [sum(shard.spec_sizes.values())] * len(fresh)
             wires = [encode(type_code, list(zip(names, uris, strict=True))) for uris in places]
@@ -340,9 +343,19 @@ class Writer:
             doomed.add(position)
             return replace(block, location, condemn(location))
 
-        outcomes = await shard.index.mutate([session.keys[position] for position, _ in open_], plan, self._leadership.epoch)
+        expected: list[Block] = [(location,) for _, location in open_]
+
+        def all_written(seen: list[Block]) -> list[Block] | None:
+            if not all(succeeded) or checksums or seen != expected:
+                return None
+            return [(promote(location),) for _, location in open_]
+
+        outcomes = await shard.index.mutate([session.keys[position] for position, _ in open_], plan, self._leadership.epoch, all_written)
         failure: KvcmError | None = None
         targets = []
+        if not (gone or doomed or any(outcome.error for outcome in outcomes)):
+            self.sessions.end(session)
+            return
         for (position, location), outcome in zip(open_, outcomes, strict=True):
             if outcome.error is not None:
                 failure = outcome.error

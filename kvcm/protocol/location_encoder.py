@@ -75,6 +75,14 @@ class ProtoLocationEncoder:
             head = self._head(type_code, name, len(raw))
         return head + raw
 
+    def encode_singles(self, type_code: int, name: str, uris: Sequence[str]) -> list[bytes]:
+        """`encode` for many locations of one spec each."""
+        heads, wires = self._heads, []
+        for uri in uris:
+            head = heads.get((type_code, name, len(uri))) if uri.isascii() else None
+            wires.append(head + uri.encode() if head is not None else self.encode(type_code, ((name, uri),)))
+        return wires
+
     def decode(self, framed: bytes) -> tuple[int, list[LocationSpec]]:
         """(storage type, specs) of bytes made by `encode`. Raises InternalError for anything else."""
         try:
