@@ -114,7 +114,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.index = MetaIndex(self.backend, max_key_count=limit, tier_capacity=tier)
 
     def do(self, steps: Sequence[Step], fault: Fault | None = None, refused: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-        fresh = []
+        fresh: list[Location] = []
         for _ in steps:
             previous = steps[len(fresh) - 1][0] if fresh else None
             size, slot = 1 << self.number % 30, self.number % 3
