@@ -46,6 +46,8 @@ class _Batch:
     sequence: int
     shard: InstanceShard = field(compare=False)
     targets: list[Target] = field(compare=False)
+    writers: bool = field(compare=False)
+    """Whether some of the locations may still have a writer: only then the open sessions are asked."""
     attempt: int = field(compare=False, default=0)
 
 
@@ -59,8 +61,8 @@ class DeletionStats:
     queue_overflow: int = 0
 
 
-Held = Callable[[str, int, str], bool]
-"""(instance id, key, location id) -> is a write session still open for it?"""
+Held = Callable[[str, int, Location], bool]
+"""(instance id, key, location) -> is a write session still open for it?"""
 
 
 class Deleter:
@@ -71,7 +73,7 @@ class Deleter:
         clock: Clock,
         leadership: Leadership,
         max_pending: int = DEFAULT_MAX_PENDING,
-        held: Held = lambda instance_id, key, location_id: False,
+        held: Held = lambda instance_id, key, location: False,
     ) -> None:
         self._held = held
         self._storages = storages
@@ -107,22 +109,26 @@ class Deleter:
         unchanged, the others are DELETING all the same.
         """
         taken: list[Target] = []
+        written: list[Target] = []
 
         def plan(position: int, key: int, block: Block) -> Block | None:
             doomed = [loc for loc in block if loc.header[0] != Status.DELETING and (select is None or select(position, loc))]
             if not doomed:
                 return None
-            taken.extend((key, loc.location_id) for loc in doomed)
+            for loc in doomed:
+                (written if loc.header[0] == Status.WRITING else taken).append((key, loc.location_id))
             return tuple(condemn(loc) if loc in doomed else loc for loc in block)
 
         outcomes = await shard.index.mutate(keys, plan, self._leadership.epoch)
         failed = {key for key, outcome in zip(keys, outcomes, strict=True) if outcome.error is not None}
-        done = [target for target in taken if target[0] not in failed] if failed else taken
-        self.stats.condemned += len(done)
-        self.push(shard, done, delay_us)
+        if failed:
+            taken, written = ([target for target in targets if target[0] not in failed] for targets in (taken, written))
+        self.stats.condemned += len(taken) + len(written)
+        self.push(shard, taken, delay_us)
+        self.push(shard, written, delay_us, writers=True)
         if failed:
             raise MetadataFailed(f"{len(failed)} of {len(keys)} blocks could not be marked for deletion: {_first_error(outcomes)}")
-        return len(done)
+        return len(taken) + len(written)
 
     async def withdraw(self, shard: InstanceShard, inserted: Sequence[tuple[int, Location]]) -> list[tuple[int, Location]]:
         """Take back WRITING locations that no client was told of: DELETING, and their bytes at once.
@@ -139,14 +145,17 @@ class Deleter:
         marked = [(key, location.location_id) for (key, location), outcome in zip(inserted, outcomes, strict=True) if outcome.changed]
         self.stats.condemned += len(marked)
         try:
-            left, _ = await self._delete(shard, marked)
+            left, _ = await self._delete(shard, marked, False)
         except KvcmError:
             left = marked
         self.push(shard, left, _RETRY_BASE_US)
         return refused
 
-    def push(self, shard: InstanceShard, targets: Sequence[Target], delay_us: int) -> None:
-        """Queue DELETING locations for physical deletion in `delay_us`; what is queued already or does not fit is left out."""
+    def push(self, shard: InstanceShard, targets: Sequence[Target], delay_us: int, *, writers: bool = False) -> None:
+        """Queue DELETING locations for physical deletion in `delay_us`; what is queued already or does not fit is left out.
+
+        `writers`: sessions may still be open for them.
+        """
         fresh = []
         for key, location_id in targets:
             mark = (id(shard.index), key, location_id)
@@ -161,7 +170,7 @@ class Deleter:
             fresh.append((key, location_id))
         due = self._clock.monotonic_us() + max(0, delay_us)
         for start in range(0, len(fresh), PAGE_KEYS):
-            self._enqueue(_Batch(due, self._next(), shard, fresh[start : start + PAGE_KEYS]))
+            self._enqueue(_Batch(due, self._next(), shard, fresh[start : start + PAGE_KEYS], writers))
 
     async def redrive(self, shard: InstanceShard, delay_us: int) -> int:
         """Queue every DELETING location of the shard that no task holds; returns how many were found."""
@@ -171,7 +180,7 @@ class Deleter:
             targets = [(key, loc.location_id) for key in page for loc in shard.index.get(key) if loc.header[0] == Status.DELETING]
             if targets:
                 found += len(targets)
-                self.push(shard, targets, delay_us)
+                self.push(shard, targets, delay_us, writers=True)
             await asyncio.sleep(0)  # a page is short; a million keys in one go would stall the loop
         return found
 
@@ -218,7 +227,7 @@ class Deleter:
     async def _run(self, batch: _Batch) -> None:
         held: list[Target] = []
         try:
-            left, held = await self._delete(batch.shard, batch.targets)
+            left, held = await self._delete(batch.shard, batch.targets, batch.writers)
         except KvcmError as error:
             log.warning("deletion_batch_failed instance=%s locations=%d: %s", batch.shard.instance_id, len(batch.targets), error.message)
             left = batch.targets
@@ -227,7 +236,7 @@ class Deleter:
             left = batch.targets
         self._unmark(batch.shard, set(batch.targets).difference(left, held))
         if held:
-            self._enqueue(_Batch(self._clock.monotonic_us() + _HELD_PAUSE_US, self._next(), batch.shard, held))
+            self._enqueue(_Batch(self._clock.monotonic_us() + _HELD_PAUSE_US, self._next(), batch.shard, held, True))
         if not left:
             return
         self.stats.kept_without_proof += len(left)
@@ -239,7 +248,7 @@ class Deleter:
                 len(left),
                 pause // 1_000_000,
             )
-        self._enqueue(_Batch(self._clock.monotonic_us() + pause, self._next(), batch.shard, left, batch.attempt + 1))
+        self._enqueue(_Batch(self._clock.monotonic_us() + pause, self._next(), batch.shard, left, batch.writers, batch.attempt + 1))
 
     def _unmark(self, shard: InstanceShard, targets: Collection[Target]) -> None:
         index = id(shard.index)
@@ -248,11 +257,14 @@ class Deleter:
         if not self._queued_of[index]:
             del self._queued_of[index]
 
-    async def _delete(self, shard: InstanceShard, targets: Sequence[Target]) -> tuple[list[Target], list[Target]]:
+    async def _delete(self, shard: InstanceShard, targets: Sequence[Target], writers: bool) -> tuple[list[Target], list[Target]]:
         """One attempt; returns the targets to try again and those whose writer may still be at work."""
         live = self._still_deleting(shard, targets)
-        held = [(key, loc.location_id) for key, loc in live if self._held(shard.instance_id, key, loc.location_id)]
-        wanted = [target for key, loc in live if (target := (key, loc.location_id)) not in held] if held else [(key, loc.location_id) for key, loc in live]
+        wanted = [(key, loc.location_id) for key, loc in live]
+        held: list[Target] = []
+        if writers:
+            held = [(key, loc.location_id) for key, loc in live if self._held(shard.instance_id, key, loc)]
+            wanted = [target for target in wanted if target not in held]
         if not wanted:
             return [], held
         if shard.deletion_paused:

@@ -212,7 +212,7 @@ class Story:
         demand("I-EX-7", not left, f"after everything has healed there are still {left}")
         manager = self.world.manager
         demand("I-WL-4", len(manager.sessions) == 0, "sessions are left")
-        demand("I-WL-3", not manager.sessions._held, "locations are held without a session")
+        demand("I-WL-3", not manager.sessions.is_holding(), "locations are held without a session")
         demand("I-EX-7", manager.deleter.pending == 0, "deletions are queued for locations that are gone")
         removed = [shard.instance_id for shard in self.world.holders() if shard.closed]
         demand("I-CM-11", not removed, f"removed instances are still held: {removed}")
@@ -454,6 +454,24 @@ class Story:
                 self.checker.lost_on_purpose.add(uri)
                 path_of(uri).unlink(missing_ok=True)
 
+    async def op_demote(self) -> None:
+        """Leadership is lost and won again in an orderly way."""
+        self.excused.update(write.session_id for write in self.writes)
+        self.crashed = True
+        cleanup = asyncio.ensure_future(self.world.manager.cleanup())
+        await self._until(cleanup)
+        demand("I-WL-4", len(self.world.manager.sessions) == 0, "sessions are left after clean-up")
+        demand("I-WL-4", not self.world.manager._tasks, "changes go on after clean-up")
+        self.excused.update(write.session_id for write in self.writes)
+        self.world.term.epoch += 1
+        await self._until(asyncio.ensure_future(self.world.manager.recover()))
+
+    async def _until(self, call: asyncio.Future[None]) -> None:
+        await self.scheduler.settle()
+        while not call.done():
+            await self.scheduler.release(self.pick(len(self.scheduler.pending())))
+        call.result()
+
     async def op_crash(self) -> None:
         self.crashed = True
         self.cut_removals.update(instance for instance, count in self.removals.items() if count)
@@ -465,11 +483,7 @@ class Story:
         await self.op_mount()  # a storage that cannot be opened at recovery is another story
         self.excused.update(write.session_id for write in self.writes)
         self.checker.forget_process()
-        restart = asyncio.ensure_future(self.world.restart())
-        await self.scheduler.settle()
-        while not restart.done():
-            await self.scheduler.release(self.pick(len(self.scheduler.pending())))
-        restart.result()
+        await self._until(asyncio.ensure_future(self.world.restart()))
         self.checker.forget_process()
 
 

@@ -13,7 +13,7 @@ import heapq
 from dataclasses import dataclass, field
 
 from kvcm.manager.errors import Overloaded
-from kvcm.meta.location import Location
+from kvcm.meta.location import Location, written_as
 
 MAX_LIFETIME_S = 1800
 EMPTY_LIFETIME_S = 10
@@ -48,6 +48,7 @@ class WriteSessions:
     def __init__(self, max_sessions: int = DEFAULT_MAX_SESSIONS) -> None:
         self._sessions: dict[str, WriteSession] = {}
         self._by_deadline: list[tuple[int, str]] = []
+        self._held: dict[str, set[tuple[int, bytes]]] = {}  # instance -> (key, header of the WRITING location): ids are only unique inside a block
         self._max = max_sessions
 
     def __len__(self) -> int:
@@ -60,6 +61,9 @@ class WriteSessions:
     def put(self, session: WriteSession) -> None:
         self._sessions[session.session_id] = session
         self._schedule(session)
+        held = _marks(session)
+        if held:
+            self._held.setdefault(session.instance_id, set()).update(held)
 
     def get(self, session_id: str) -> WriteSession | None:
         """A session that its client may finish; None when unknown, claimed or expired."""
@@ -75,10 +79,14 @@ class WriteSessions:
 
     def settle(self, session: WriteSession, position: int) -> None:
         """The location at `position` has reached SERVING or DELETING, or is gone: no longer held."""
-        session.locations[position] = None
+        location = session.locations[position]
+        if location is not None:
+            session.locations[position] = None
+            self._let_go(session.instance_id, [(session.keys[position], location.header)])
 
     def end(self, session: WriteSession) -> None:
         """Forget a session and whatever it still held. Idempotent."""
+        self._let_go(session.instance_id, _marks(session))
         session.locations = [None] * len(session.keys)
         self._sessions.pop(session.session_id, None)
 
@@ -117,21 +125,22 @@ class WriteSessions:
     def next_deadline_us(self) -> int | None:
         return self._by_deadline[0][0] if self._by_deadline else None
 
-    def held(self) -> set[tuple[str, int, str]]:
-        """(instance, key, location id) of every location that an open or claimed session still owns. Keyed by block too: ids are only unique inside one.
+    def holds(self, instance_id: str, key: int, location: Location) -> bool:
+        """Does an open or claimed session still own this location, whatever its state is now?"""
+        held = self._held.get(instance_id)
+        return held is not None and (key, written_as(location)) in held
 
-        Built when asked for: writers never pay for it, and whoever looks for orphans asks once for a whole pass.
-        """
-        return {
-            (session.instance_id, key, location.location_id)
-            for session in self._sessions.values()
-            for key, location in zip(session.keys, session.locations, strict=True)
-            if location is not None
-        }
+    def is_holding(self) -> bool:
+        """Does any session own any location?"""
+        return any(self._held.values())
 
-    def holds(self, instance_id: str, key: int, location_id: str) -> bool:
-        """`held` for one location."""
-        return (instance_id, key, location_id) in self.held()
+    def _let_go(self, instance_id: str, marks: list[tuple[int, bytes]]) -> None:
+        held = self._held.get(instance_id)
+        if held is None:
+            return
+        held.difference_update(marks)
+        if not held:
+            del self._held[instance_id]
 
     def _schedule(self, session: WriteSession) -> None:
         heapq.heappush(self._by_deadline, (session.deadline_us, session.session_id))
@@ -139,3 +148,7 @@ class WriteSessions:
         if len(self._by_deadline) > _COMPACT_MIN + 2 * len(self._sessions):
             self._by_deadline = [(open_.deadline_us, open_.session_id) for open_ in self._sessions.values()]
             heapq.heapify(self._by_deadline)
+
+
+def _marks(session: WriteSession) -> list[tuple[int, bytes]]:
+    return [(key, location.header) for key, location in zip(session.keys, session.locations, strict=True) if location is not None]

@@ -117,6 +117,11 @@ class Location(NamedTuple):
         )
 
 
+def written_as(location: Location) -> bytes:
+    """The header that the location had when it was WRITING (it must not have been SERVING since: that may set the checksum)."""
+    return _WRITING + location.header[_TAIL]
+
+
 def place_of(header: bytes) -> bytes:
     """Storage type (one byte) and storage slot (two, little-endian)."""
     return header[1:4]
