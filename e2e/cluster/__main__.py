@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +76,8 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
         _say(f"up; use it with: export KUBECONFIG={cluster.kubeconfig} PATH={cluster.kubectl_path.parent}:$PATH")
     elif options.command == "down":
         gone = down(settings.run, purge=options.purge)
-        _say(f"down; ended and removed: {', '.join(gone) or 'nothing, none was up'}")
+        kinds = Counter(what.split()[0] for what in gone)
+        _say(f"down; ended and removed: {', '.join(f'{kind} {count}' for kind, count in kinds.items()) or 'nothing, none was up'}")
     elif options.command == "status":
         found = running(settings.run)
         if found is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -107,7 +108,7 @@ class Debian:
         run([*self._apt, "install", "-y", "-qq", "--no-install-recommends", *packages], timeout=_APT_TIMEOUT_S, env=env)
 
 
-def need_tools(tools: dict[str, str], work: Path) -> None:
+def need_tools(tools: dict[str, str]) -> None:
     """Make sure these programs are here; `tools` maps a program to its package. BedError if one is missing and cannot be installed."""
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     missing = {package for program, package in tools.items() if not shutil.which(program, path=path)}
@@ -116,4 +117,5 @@ def need_tools(tools: dict[str, str], work: Path) -> None:
     names = ", ".join(sorted(missing))
     if os.geteuid() != 0:
         raise BedError(f"these packages are missing and only root can install them: {names}")
-    Debian(work / "host-apt", host_suite() or BED_SUITE).install(sorted(missing))
+    with tempfile.TemporaryDirectory(prefix="kvcm-e2e-apt-") as folder:
+        Debian(Path(folder), host_suite() or BED_SUITE).install(sorted(missing))

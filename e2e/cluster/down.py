@@ -17,10 +17,11 @@ from pathlib import Path
 
 from e2e.cluster.command import run
 from e2e.cluster.errors import BedError
-from e2e.cluster.journal import Journal
+from e2e.cluster.journal import STATE, Identity, Journal
 from e2e.cluster.settings import LINK
 
 _WAIT_S = 30.0
+_MAKER_WAIT_S = 90.0
 _POLL_S = 0.05
 _KEPT = ("log",)
 
@@ -32,6 +33,7 @@ def down(folder: Path, *, purge: bool) -> list[str]:
     journal = Journal(folder)
     gone: list[str] = []
     left: list[str] = []
+    _end_maker(journal, gone)
     _end_processes(journal, gone, left)
     for name in _names(journal, "link"):
         _undo(f"link {name}", partial(_link_exists, name, folder), partial(_remove_link, name), gone, left)
@@ -51,6 +53,21 @@ def _names(journal: Journal, kind: str) -> list[str]:
     return list(dict.fromkeys(entry["name"] for entry in journal.entries(kind)))
 
 
+def _end_maker(journal: Journal, gone: list[str]) -> None:
+    """An `up` that is still at work would start more while we end things. Asked to stop, it undoes its own work; it gets time for that."""
+    makers = [Identity(entry["pid"], entry["start"], entry["boot"]) for entry in journal.entries("maker")]
+    for maker in makers[-1:]:
+        if maker.pid == os.getpid() or (journal.run / STATE).exists():
+            continue
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + _MAKER_WAIT_S
+            if maker.alive():
+                _kill(maker.pid, number)
+                gone.append("starter (an `up` that was at work)")
+            while maker.alive() and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+
+
 def _end_processes(journal: Journal, gone: list[str], left: list[str]) -> None:
     running = [(name, process) for name, process in journal.processes() if process.alive()]
     for _, process in reversed(running):
@@ -63,9 +80,9 @@ def _end_processes(journal: Journal, gone: list[str], left: list[str]) -> None:
         (left if process.alive() else gone).append(f"process {name}")
 
 
-def _kill(pid: int) -> None:
+def _kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     except ProcessLookupError:
         pass
 

@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from e2e.cluster.errors import BedError
-from e2e.cluster.journal import Identity, Journal, identity
+from e2e.cluster.journal import STATE, Identity, Journal, identity
 from e2e.cluster.nodes import image_import
 
-_STATE = "cluster.json"
 _CEL_SINCE = (1, 25)
 
 
@@ -77,15 +76,15 @@ class Cluster:
         """Mark the cluster in its run folder as complete. The file appears at once."""
         assert self.run is not None
         facts = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
-        partial = self.run / f"{_STATE}.partial"
+        partial = self.run / f"{STATE}.partial"
         partial.write_text(json.dumps(facts, indent=1), encoding="utf-8")
-        partial.replace(self.run / _STATE)
+        partial.replace(self.run / STATE)
 
 
 def running(run: Path) -> Cluster | None:
     """The complete cluster of this run folder, or None if it is not there, not complete, or no longer alive."""
     try:
-        facts = json.loads((run / _STATE).read_text(encoding="utf-8"))
+        facts = json.loads((run / STATE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     owner = facts["owner"]

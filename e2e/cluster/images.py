@@ -70,7 +70,7 @@ def _busybox(tools: Path, target: Path, work: Path) -> None:
 
 
 def _python(target: Path, work: Path) -> None:
-    debian.need_tools({"debootstrap": "debootstrap"}, work)
+    debian.need_tools({"debootstrap": "debootstrap"})
     address = debian.mirror()
     if address is None:
         raise BedError("this machine's apt knows no Debian source to make the Python image from")

@@ -15,6 +15,8 @@ from typing import Any
 
 from e2e.cluster.errors import BedError
 
+STATE = "cluster.json"
+"""The file in the run folder that says that the cluster is complete."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 

@@ -29,7 +29,7 @@ def key() -> str:
 
 def make(target: Path, work: Path) -> None:
     """Fill `target` with the five servers, `pause` and a list of the packages they came from."""
-    debian.need_tools(TOOLS, work)
+    debian.need_tools(TOOLS)
     packages = debian.Debian(work / "apt")
     root, source = work / "root", work / "source"
     made_from = packages.unpack([*_GO, _REFLECT2], root)

@@ -46,7 +46,7 @@ class Pki:
         self.issue("admin", "/O=system:masters/CN=admin")
         for component in COMPONENTS:
             self.issue(component, f"/CN=system:{component}")
-        make_key = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", self.key("sa")]
+        make_key: list[str | Path] = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", self.key("sa")]
         run(make_key, timeout=_TIMEOUT_S)
         run(["openssl", "pkey", "-in", self.key("sa"), "-pubout", "-out", self.folder / "sa.pub"], timeout=_TIMEOUT_S)
 

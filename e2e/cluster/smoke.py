@@ -10,6 +10,7 @@ from pathlib import Path
 
 from e2e.cluster.errors import BedError
 from e2e.cluster.handle import Cluster
+from e2e.cluster.waiting import eventually
 
 _MANIFEST = Path(__file__).with_name("smoke.yaml")
 
@@ -36,6 +37,11 @@ def _objects(cluster: Cluster, space: str) -> None:
     cluster.kubectl("-n", space, "delete", "configmap", "facts")
 
 
+def _read(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        return str(answer.read().decode().strip())
+
+
 def _pods(cluster: Cluster, space: str, say: Callable[[str], None]) -> None:
     def kubectl(*args: str, stdin: str | None = None) -> str:
         return cluster.kubectl("-n", space, *args, input=stdin, timeout=120)
@@ -47,9 +53,8 @@ def _pods(cluster: Cluster, space: str, say: Callable[[str], None]) -> None:
     kubectl("wait", "--for=condition=Ready", "pod/box", "--timeout=60s")
     say("pods: a Deployment of 3 with a probe is ready")
     address = kubectl("get", "service", "smoke", "-o", "jsonpath={.spec.clusterIP}")
-    with urllib.request.urlopen(f"http://{address}/", timeout=10) as answer:
-        from_host = answer.read().decode().strip()
-    from_pod = kubectl("exec", "box", "--", "wget", "-qO-", "http://smoke").strip()
+    from_host = eventually(lambda: _read(f"http://{address}/"), "the host reaches the Service")
+    from_pod = eventually(lambda: kubectl("exec", "box", "--", "wget", "-qO-", "http://smoke").strip(), "a pod reaches the Service")
     if not from_host.startswith("smoke-") or not from_pod.startswith("smoke-"):
         raise BedError(f"the Service answered {from_host!r} to the host and {from_pod!r} to a pod")
     say(f"network: the host reached {from_host} by its Service's address, a pod reached {from_pod} by its name")

@@ -28,17 +28,20 @@ _KERNEL_SETTINGS = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
+_UNIFIED = "unified"
 CGROUP_PREFIX = "kvcm-e2e-"
 
 
 def cgroup_mounts(mountinfo: str) -> dict[str, Path]:
-    """Controller to mount point of the cgroup v1 hierarchies in the text of /proc/self/mountinfo."""
+    """Controller to mount point of the cgroup v1 hierarchies in the text of /proc/self/mountinfo; a v2 hierarchy beside them is `unified`."""
     found: dict[str, Path] = {}
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         kind = after.split()
+        mount = Path(before.split()[4]) if before else Path("/")
+        if kind and kind[0] == "cgroup2":
+            found[_UNIFIED] = mount
         if kind and kind[0] == "cgroup":
-            mount = Path(before.split()[4])
             for option in kind[2].split(","):
                 if option not in {"rw", "ro"}:
                     found[option] = mount
@@ -119,11 +122,16 @@ class Space:
         run(["ip", *words.split()], timeout=_IP_TIMEOUT_S)
 
     def make_cgroups(self, name: str) -> None:
-        """A cgroup of this name in each v1 hierarchy, with all the processors and memory of its parent."""
+        """A cgroup of this name in each v1 hierarchy, with all the processors and memory of its parent.
+
+        A v2 hierarchy beside them has none at first, but runc makes its cgroups there too, so the journal names it.
+        """
         mounts = cgroup_mounts(Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
         for mount in sorted(set(mounts.values())):
             folder = mount / f"{CGROUP_PREFIX}{name}"
             self._starter.journal.add("cgroup", str(folder))
+            if mount == mounts.get(_UNIFIED):
+                continue
             folder.mkdir(exist_ok=True)
             for file in ("cpuset.cpus", "cpuset.mems"):
                 if (mount / file).is_file():

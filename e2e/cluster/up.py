@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from e2e.cluster import clients, debian, images, kubernetes, runtime
-from e2e.cluster.cache import Cache
+from e2e.cluster.cache import Cache, key_of
 from e2e.cluster.control import ControlPlane, Programs
 from e2e.cluster.detect import detect
 from e2e.cluster.down import down
@@ -52,7 +52,7 @@ def up(settings: Settings, cache: Cache, say: Say, *, owner: int | None = None) 
     life = owner_of(owner) if owner is not None else None
     made = build(settings, cache, ability.level)
     prepare_run_folder(settings.run)
-    with _alone(settings.run):
+    with _alone(settings):
         why_not = busy(settings.run)
         if why_not:
             raise BedError(why_not)
@@ -61,7 +61,7 @@ def up(settings: Settings, cache: Cache, say: Say, *, owner: int | None = None) 
         down(settings.run, purge=True)
         prepare_run_folder(settings.run)
         tools = {"openssl": "openssl", **(runtime.HOST_TOOLS if ability.level == "node" else {})}
-        debian.need_tools(tools, settings.run)
+        debian.need_tools(tools)
         try:
             return _start(settings, ability.level, made, say, life)
         except BaseException:
@@ -70,13 +70,13 @@ def up(settings: Settings, cache: Cache, say: Say, *, owner: int | None = None) 
 
 
 @contextmanager
-def _alone(run: Path) -> Iterator[None]:
-    """Two `up` at once would read each other's half-written journal. The lock lies beside the folder, which comes and goes."""
-    with run.with_name(f"{run.name}.lock").open("w") as file:
+def _alone(settings: Settings) -> Iterator[None]:
+    """Two `up` at once would read each other's half-written journal. The lock lies in the cache, because the run folder comes and goes."""
+    with (settings.cache / f"up-{key_of(str(settings.run))}.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BedError(f"another process is starting or ending a test cluster in {run}") from None
+            raise BedError(f"another process is starting a test cluster in {settings.run}") from None
         yield
 
 
