@@ -1,4 +1,4 @@
-"""Write `crds/*.yaml` from the models, or check that they are up to date.
+"""Write `crds/*.yaml` from the models, with a kustomization that lists them, or check that they are up to date.
 
 python -m kvcm.resources.generate [--check] [--no-cel] [--out DIR]
 """
@@ -29,6 +29,12 @@ def render(info: KindInfo, *, cel: bool = True) -> str:
     return _HEADER + yaml.dump(crd(info, cel=cel), Dumper=_PlainDumper, sort_keys=False, width=120, allow_unicode=True)
 
 
+def kustomization() -> str:
+    """Makes the folder a base, since kustomize takes folders from anywhere and files only from below itself."""
+    document = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": [info.file_name for info in KINDS]}
+    return _HEADER + yaml.dump(document, Dumper=_PlainDumper, sort_keys=False)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kvcm.resources.generate", description="Write the CRDs from the models.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is not what the models say")
@@ -36,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[2] / "crds", help="folder of the files (default: crds/)")
     options = parser.parse_args(argv)
     stale = 0
-    for info in KINDS:
-        path: Path = options.out / info.file_name
-        text = render(info, cel=not options.no_cel)
+    texts = {info.file_name: render(info, cel=not options.no_cel) for info in KINDS}
+    for name, text in (texts | {"kustomization.yaml": kustomization()}).items():
+        path: Path = options.out / name
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue
         stale += 1

@@ -12,17 +12,21 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from kvcm.resources.base import API_VERSION, GROUP, PATTERN_SENTENCES
+from kvcm.resources import base, manager, pod
+from kvcm.resources.base import API_VERSION, GROUP
 from kvcm.resources.errors import Problem, ResourceError
 from kvcm.resources.group import InstanceGroupResource
+from kvcm.resources.manager import KVCacheManagerResource
 from kvcm.resources.storage import StorageResource
 
+# What a manager can be told; the manager itself is the operator's matter alone.
 Resource = StorageResource | InstanceGroupResource
 MODELS: dict[str, type[StorageResource] | type[InstanceGroupResource]] = {
     "Storage": StorageResource,
     "InstanceGroup": InstanceGroupResource,
 }
 
+_PATTERN_SENTENCES = base.PATTERN_SENTENCES | manager.PATTERN_SENTENCES | pod.PATTERN_SENTENCES
 _NOT_BUILT = "is not built in this version and would be ignored; remove it"
 _HINTS = {
     "spec.admission": f"admission under pressure {_NOT_BUILT}",
@@ -32,6 +36,13 @@ _HINTS = {
     "spec.reclaim.policy": f"choosing blocks to make room {_NOT_BUILT}",
     "spec.reclaim.usedPercent": f"making room when a group is nearly full {_NOT_BUILT}",
     "spec.metadataIndex.backend.type": "must be local or file; redis is not built in this version",
+    "spec.coordination.type": "must be memory; file, etcd and redis are not built in this version",
+    "spec.registry.type": "must be memory or file; etcd and redis are not built in this version",
+    "spec.adminToken": f"a token for the admin ports {_NOT_BUILT}, and guard the admin ports by the network",
+    "spec.tls": f"TLS {_NOT_BUILT}",
+    "spec.optimizer": f"the optimizer {_NOT_BUILT}",
+    "spec.monitoring": f"monitoring {_NOT_BUILT}; metrics are at /metrics on the adminHttp port",
+    "spec.podDisruptionBudget": f"a disruption budget {_NOT_BUILT}",
     "metadata.generateName": "a name must be given; generateName is not enough",
 }
 _TYPES = {
@@ -63,6 +74,13 @@ def parse_resource(document: Mapping[str, Any]) -> Resource:
     if document.get("apiVersion") != API_VERSION or kind not in MODELS:
         raise ResourceError([Problem(f"must be one of the kinds {', '.join(MODELS)} of {API_VERSION}", "kind")])
     return parse_model(MODELS[kind], document)
+
+
+def parse_manager(document: Mapping[str, Any]) -> KVCacheManagerResource:
+    """One KVCacheManager. Raises ResourceError with every problem found; `status` is read leniently."""
+    if document.get("apiVersion") != API_VERSION or document.get("kind") != "KVCacheManager":
+        raise ResourceError([Problem(f"must be KVCacheManager of {API_VERSION}", "kind")])
+    return parse_model(KVCacheManagerResource, document)
 
 
 def parse_model(model: type[_Model], document: Mapping[str, Any]) -> _Model:
@@ -99,7 +117,7 @@ def _problem(model: type[BaseModel], item: Mapping[str, Any]) -> Problem:
     if kind == "literal_error":
         return Problem(_HINTS.get(path) or f"must be one of {context['expected']}", path)
     if kind == "string_pattern_mismatch":
-        return Problem(PATTERN_SENTENCES.get(context["pattern"], f"must match {context['pattern']}"), path)
+        return Problem(_PATTERN_SENTENCES.get(context["pattern"], f"must match {context['pattern']}"), path)
     if kind in _BOUNDS:
         key, sentence = _BOUNDS[kind]
         return Problem(sentence.format(context[key]), path)
@@ -129,18 +147,19 @@ def _fields_at(model: type[BaseModel], steps: tuple[str | int, ...]) -> list[str
         if isinstance(step, int):
             continue
         field = next((field for field in model.model_fields.values() if field.alias == step), None)
-        inner = _model_in(field.annotation) if field is not None else None
+        inner = model_in(field.annotation) if field is not None else None
         if inner is None:
             return []
         model = inner
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-def _model_in(annotation: object) -> type[BaseModel] | None:
+def model_in(annotation: object) -> type[BaseModel] | None:
+    """The model inside an annotation such as `X | None` or `tuple[X, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in get_args(annotation):
-        found = _model_in(argument)
+        found = model_in(argument)
         if found is not None:
             return found
     return None

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvcm.resources.manager import MANAGER_NAME_SENTENCE, MAX_MANAGER_NAME_CHARS, MAX_REPLICAS, REPLICAS_SENTENCE
+
 _BACKENDS = ("nfs", "threeFS", "vcnsThreeFS", "mooncake", "tairMemPool", "dummy")
 _VOLUMES = ("pvc", "nfs", "hostPath")
 
 
 @dataclass(frozen=True, slots=True)
 class CelRule:
-    """`path` is the schema node that carries the rule; `self` in the expression is the value there. `transition` rules compare with oldSelf."""
+    """`path` is the schema node that carries the rule ("" is the object, `[]` an element of a list); `self` in the expression is the value there.
+
+    `transition` rules compare with oldSelf; their twins stand in `transitions.py`.
+    """
 
     kind: str
     path: str
@@ -37,18 +42,27 @@ def _no_parent_steps(field: str) -> str:
     return f"!('/' + self.{field} + '/').contains('/../')"
 
 
+NAME_FIXED = "name cannot change: locations and engines refer to it; make a new resource"
+MANAGER_FIXED = "managerRef cannot change; make a new resource for the other manager"
+KIND_FIXED = "the kind of a storage cannot change; make a new resource with another name"
+
+
 def _identity(kind: str) -> list[CelRule]:
     return [
-        CelRule(kind, "spec", _unchanged("name"), "name cannot change: locations and engines refer to it; make a new resource", "identity", True),
-        CelRule(
-            kind,
-            "spec",
-            "self.managerRef.name == oldSelf.managerRef.name",
-            "managerRef cannot change; make a new resource for the other manager",
-            "identity",
-            True,
-        ),
+        CelRule(kind, "spec", _unchanged("name"), NAME_FIXED, "transitions.transition_problems", True),
+        CelRule(kind, "spec", "self.managerRef.name == oldSelf.managerRef.name", MANAGER_FIXED, "transitions.transition_problems", True),
     ]
+
+
+def _volume(kind: str, path: str) -> list[CelRule]:
+    return [
+        CelRule(kind, path, _exactly_one(_VOLUMES), f"set exactly one of {', '.join(_VOLUMES)}", "Volume._exactly_one"),
+        *_paths(kind, ((f"{path}.nfs", "path"), (f"{path}.hostPath", "path"))),
+    ]
+
+
+def _paths(kind: str, places: tuple[tuple[str, str], ...]) -> list[CelRule]:
+    return [CelRule(kind, path, _no_parent_steps(field), f"{field} must not contain '..' steps", "base._no_parent_steps") for path, field in places]
 
 
 _PATHS = (
@@ -58,19 +72,68 @@ _PATHS = (
     ("spec.threeFS", "rootDir"),
     ("spec.vcnsThreeFS", "mountpoint"),
     ("spec.vcnsThreeFS", "rootDir"),
-    ("spec.volume.nfs", "path"),
-    ("spec.volume.hostPath", "path"),
+)
+_PORTS = "[self.metaGrpc, self.metaHttp, self.adminGrpc, self.adminHttp]"
+
+_MANAGER: tuple[CelRule, ...] = (
+    CelRule(
+        "KVCacheManager",
+        "",
+        f"self.metadata.name.size() <= {MAX_MANAGER_NAME_CHARS} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        MANAGER_NAME_SENTENCE,
+        "KVCacheManagerResource._name_for_services",
+    ),
+    CelRule("KVCacheManager", "spec", f"self.replicas <= {MAX_REPLICAS}", REPLICAS_SENTENCE, "KVCacheManagerSpec._one_at_most"),
+    CelRule(
+        "KVCacheManager",
+        "spec.registry",
+        "(self.type == 'file') == has(self.volume)",
+        "volume must be set when type is file, and only then",
+        "RegistryStore._volume_with_file",
+    ),
+    CelRule("KVCacheManager", "spec.registry", "!self.path.endsWith('/')", "path must name a file, not a directory", "manager._no_directory"),
+    *_paths("KVCacheManager", (("spec.registry", "path"),)),
+    *_volume("KVCacheManager", "spec.registry.volume"),
+    CelRule(
+        "KVCacheManager",
+        "spec.service.ports",
+        f"{_PORTS}.all(port, {_PORTS}.exists_one(other, other == port))",
+        "the four ports must differ",
+        "ServicePorts._all_different",
+    ),
+    CelRule(
+        "KVCacheManager",
+        "spec.tolerations[]",
+        "self.operator != 'Exists' || !has(self.value)",
+        "value must be unset when operator is Exists",
+        "Toleration._as_kubernetes_wants",
+    ),
+    CelRule(
+        "KVCacheManager",
+        "spec.tolerations[]",
+        "self.operator != 'Equal' || has(self.key)",
+        "key must be set when operator is Equal",
+        "Toleration._as_kubernetes_wants",
+    ),
+    CelRule(
+        "KVCacheManager",
+        "spec.tolerations[]",
+        "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+        "tolerationSeconds is only for effect NoExecute",
+        "Toleration._as_kubernetes_wants",
+    ),
 )
 
 RULES: tuple[CelRule, ...] = (
+    *_MANAGER,
     *_identity("Storage"),
     CelRule("Storage", "spec", _exactly_one(_BACKENDS), f"set exactly one of {', '.join(_BACKENDS)}", "StorageSpec._exactly_one_backend"),
     CelRule(
         "Storage",
         "spec",
         " && ".join(f"has(self.{name}) == has(oldSelf.{name})" for name in _BACKENDS),
-        "the kind of a storage cannot change; make a new resource with another name",
-        "plan",
+        KIND_FIXED,
+        "transitions.transition_problems",
         True,
     ),
     CelRule(
@@ -80,7 +143,7 @@ RULES: tuple[CelRule, ...] = (
         "volume is only for nfs, threeFS, vcnsThreeFS, dummy",
         "StorageSpec._exactly_one_backend",
     ),
-    CelRule("Storage", "spec.volume", _exactly_one(_VOLUMES), f"set exactly one of {', '.join(_VOLUMES)}", "Volume._exactly_one"),
+    *_volume("Storage", "spec.volume"),
     CelRule(
         "Storage",
         "spec.mooncake",
@@ -88,7 +151,7 @@ RULES: tuple[CelRule, ...] = (
         "rdmaDevice must be set when protocol is rdma, and only then",
         "MooncakeBackend._device_with_rdma",
     ),
-    *(CelRule("Storage", path, _no_parent_steps(field), f"{field} must not contain '..' steps", "base._no_parent_steps") for path, field in _PATHS),
+    *_paths("Storage", _PATHS),
     *_identity("InstanceGroup"),
     CelRule(
         "InstanceGroup",

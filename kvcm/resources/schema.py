@@ -16,6 +16,8 @@ from pydantic import BaseModel
 
 from kvcm.resources.base import GROUP, VERSION
 from kvcm.resources.group import InstanceGroupSpec, InstanceGroupStatus
+from kvcm.resources.manager import KVCacheManagerSpec, KVCacheManagerStatus
+from kvcm.resources.parse import model_in
 from kvcm.resources.rules import rules_for
 from kvcm.resources.storage import StorageSpec, StorageStatus
 
@@ -34,7 +36,9 @@ _KEPT = (
     "maximum",
     "minItems",
     "maxItems",
+    "maxProperties",
     "x-kubernetes-int-or-string",
+    "x-kubernetes-preserve-unknown-fields",
     "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys",
 )
@@ -49,6 +53,7 @@ class KindInfo:
     spec: type[BaseModel]
     status: type[BaseModel]
     wide_columns: tuple[tuple[str, str, str], ...]
+    scaled: bool = False
 
     @property
     def crd_name(self) -> str:
@@ -89,6 +94,22 @@ KINDS: tuple[KindInfo, ...] = (
             ("Manager", "string", ".spec.managerRef.name"),
         ),
     ),
+    KindInfo(
+        "KVCacheManager",
+        "kvcachemanagers",
+        "kvcm",
+        "KVCacheManager is the metadata service of a set of inference engines.",
+        KVCacheManagerSpec,
+        KVCacheManagerStatus,
+        (
+            ("Available", "string", '.status.conditions[?(@.type=="Available")].status'),
+            ("Replicas", "integer", ".status.replicas"),
+            ("Leader", "string", ".status.leader.pod"),
+            ("Endpoint", "string", ".status.endpoints.metaGrpc"),
+            ("Image", "string", ".spec.image"),
+        ),
+        scaled=True,
+    ),
 )
 
 
@@ -116,7 +137,7 @@ def crd(info: KindInfo, *, cel: bool = True) -> Json:
                     "served": True,
                     "storage": True,
                     "schema": {"openAPIV3Schema": root},
-                    "subresources": {"status": {}},
+                    "subresources": _subresources(info),
                     "additionalPrinterColumns": _columns(info),
                 }
             ],
@@ -151,27 +172,34 @@ def root_schema(info: KindInfo, *, cel: bool = True) -> Json:
 def node_at(root: Json, path: str) -> Json:
     """The schema node of a field path; raises KeyError for a path that the models do not have."""
     node = root
-    for step in path.split("."):
-        node = node["properties"][step]
+    for step in path.split(".") if path else ():
+        name, is_list, _ = step.partition("[]")
+        node = node["properties"][name]
+        if is_list:
+            node = node["items"]
     return node
 
 
 def structural(model: type[BaseModel]) -> Json:
     """The schema of one model without references."""
     source = model.model_json_schema(by_alias=True, mode="validation")
-    return _convert(source, source.get("$defs", {}), _defaulted(model))
+    node = _convert(source, source.get("$defs", {}))
+    _fill_in_factories(node, model)
+    return node
 
 
-def _defaulted(model: type[BaseModel]) -> set[str]:
-    """Fields whose default is an object made by a factory; pydantic leaves those out of its schema."""
-    return {
-        field.alias or name
-        for name, field in model.model_fields.items()
-        if field.default_factory is not None and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-    }
+def _fill_in_factories(node: Json, model: type[BaseModel]) -> None:
+    """Defaults that a factory makes are left out by pydantic. All of ours are objects, and the API server fills in what is within."""
+    for name, field in model.model_fields.items():
+        child = node["properties"][field.alias or name]
+        if field.default_factory is not None:
+            child["default"] = {}
+        inner = model_in(field.annotation)
+        if inner is not None and "properties" in child:
+            _fill_in_factories(child, inner)
 
 
-def _convert(source: Mapping[str, Any], definitions: Mapping[str, Any], defaulted: set[str] | None = None) -> Json:
+def _convert(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> Json:
     source = _without_null(_resolved(source, definitions), definitions)
     target: Json = {key: source[key] for key in _KEPT if key in source and not (key == "default" and source[key] is None)}
     if "const" in source:
@@ -183,8 +211,8 @@ def _convert(source: Mapping[str, Any], definitions: Mapping[str, Any], defaulte
         if required:
             target["required"] = sorted(required)
         target["properties"] = {name: _convert(child, definitions) for name, child in source["properties"].items()}
-        for name in defaulted or ():
-            target["properties"][name]["default"] = {}
+    elif isinstance(source.get("additionalProperties"), Mapping):
+        target["additionalProperties"] = _convert(source["additionalProperties"], definitions)
     if "items" in source:
         target["items"] = _convert(source["items"], definitions)
     if "type" not in target and "x-kubernetes-int-or-string" not in target:
@@ -211,6 +239,13 @@ def _without_null(source: Json, definitions: Mapping[str, Any]) -> Json:
     merged = _resolved(members[0], definitions)
     merged.update({key: value for key, value in source.items() if key != "anyOf"})
     return merged
+
+
+def _subresources(info: KindInfo) -> Json:
+    if not info.scaled:
+        return {"status": {}}
+    scale = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas", "labelSelectorPath": ".status.selector"}
+    return {"status": {}, "scale": scale}
 
 
 def _columns(info: KindInfo) -> list[Json]:

@@ -169,7 +169,6 @@ class StorageStatus(ResourceStatus):
     registered: bool | None = Field(default=None, description="The manager has this storage.")
     enabled: bool | None = Field(default=None, description="The manager uses this storage.")
     type: str | None = Field(default=None, max_length=64, description="Kind of store as the manager names it.")
-    used_bytes: int | None = Field(default=None, ge=0, description="Bytes of the blocks that the manager has placed here.")
     root_verified: bool | None = Field(default=None, description="The store's root carries this storage's identity; while false nothing is deleted.")
 
 

@@ -28,7 +28,10 @@ _KNOWN = {
     "items",
     "properties",
     "required",
+    "additionalProperties",
+    "maxProperties",
     "x-kubernetes-int-or-string",
+    "x-kubernetes-preserve-unknown-fields",
     "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys",
     "x-kubernetes-validations",
@@ -54,6 +57,9 @@ def structural_problems(schema: Mapping[str, Any], path: str = "") -> list[str]:
         found += [f"{path}: bad default: {problem}" for problem in violations(schema, with_defaults(schema, schema["default"]))]
     for name, child in properties.items():
         found += structural_problems(child, f"{path}.{name}")
+    if "additionalProperties" in schema:
+        found += [f"{path}: has both properties and additionalProperties"] if properties else []
+        found += structural_problems(schema["additionalProperties"], f"{path}.*")
     if schema.get("type") == "array":
         found += structural_problems(schema["items"], f"{path}[]") if "items" in schema else [f"{path}: an array without items"]
     return found
@@ -93,6 +99,10 @@ def violations(schema: Mapping[str, Any], value: Any, path: str = "") -> list[st
         for name, child in schema["properties"].items():
             if name in value:
                 found += violations(child, value[name], f"{path}.{name}")
+    elif isinstance(value, dict) and "additionalProperties" in schema:
+        found += [f"{path}: too many"] if len(value) > schema.get("maxProperties", len(value)) else []
+        for name, item in value.items():
+            found += violations(schema["additionalProperties"], item, f"{path}.{name}")
     return found
 
 

@@ -31,7 +31,7 @@ def test_the_schema_is_structural(info: KindInfo) -> None:
     text = _text(crd(info))
     assert "$ref" not in text
     assert "anyOf" not in text
-    assert "additionalProperties" not in text
+    assert "additionalProperties: false" not in text
 
 
 @pytest.mark.parametrize("info", KINDS, ids=lambda info: info.kind)
@@ -58,10 +58,10 @@ def test_names_columns_and_status_follow_the_contract(info: KindInfo) -> None:
     spec = crd(info)["spec"]
     assert spec["group"] == "kvcm.io"
     assert spec["names"]["categories"] == ["kvcm"]
-    assert spec["names"]["shortNames"] == [{"Storage": "kvst", "InstanceGroup": "kvig"}[info.kind]]
+    assert spec["names"]["shortNames"] == [{"KVCacheManager": "kvcm", "Storage": "kvst", "InstanceGroup": "kvig"}[info.kind]]
     (version,) = spec["versions"]
     assert version["name"] == "v1alpha1"
-    assert version["subresources"] == {"status": {}}
+    assert version["subresources"]["status"] == {}
     shown = [column["name"] for column in version["additionalPrinterColumns"] if "priority" not in column]
     assert shown == ["Ready", "Reason", "Synced", "Age"]
     status = version["schema"]["openAPIV3Schema"]["properties"]["status"]
@@ -80,6 +80,9 @@ def test_lists_and_texts_of_a_spec_are_bounded(info: KindInfo) -> None:
     def unbounded(node: dict[str, Any], path: str) -> list[str]:
         found = [path] if node.get("type") == "string" and "maxLength" not in node and "enum" not in node else []
         found += [path] if node.get("type") == "array" and "maxItems" not in node else []
+        if "additionalProperties" in node:
+            found += [path] if "maxProperties" not in node else []
+            found += unbounded(node["additionalProperties"], f"{path}.*")
         for name, child in node.get("properties", {}).items():
             found += unbounded(child, f"{path}.{name}")
         return found + (unbounded(node["items"], f"{path}[]") if "items" in node else [])

@@ -1,0 +1,182 @@
+"""The custom resource `KVCacheManager`: the metadata service itself (design section 4).
+
+Not in the model until they are built, so that setting them is an error and not a silent nothing: etcd and Redis, TLS and tokens, disruption budgets,
+monitoring, the optimizer. More than one replica is refused by a rule, not by the schema's bounds, because the sentence says why.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
+
+from kvcm.resources.base import API_VERSION, Model, ObjectMeta, Port, RelativePath, ResourceStatus, StatusModel
+from kvcm.resources.manager_settings import settings_problems
+from kvcm.resources.pod import MAX_ENTRIES, Affinity, NodeSelector, PodAnnotations, PodLabels, PodResources, Toleration
+from kvcm.resources.storage import Volume
+
+MAX_REPLICAS = 1
+MAX_SETTINGS = 64
+# A StatefulSet's pods carry its name and a hash of ten characters in one label, and Services want a DNS label that begins with a letter.
+MAX_MANAGER_NAME_CHARS = 52
+_MANAGER_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?\Z")
+MANAGER_NAME_SENTENCE = (
+    f"a manager's name must be at most {MAX_MANAGER_NAME_CHARS} lower-case letters, digits and '-', beginning with a letter, because its Services bear it"
+)
+REPLICAS_SENTENCE = "replicas must be 0 or 1: several managers need a coordinator that elects a leader among them, which is not built in this version"
+_IMAGE = r"^[a-z0-9][A-Za-z0-9._:/@-]*$"
+# Lines of a configuration file: '#' begins a comment there, and blanks at the ends are lost.
+_SETTING = r"^([^\s#]([^\r\n#]*[^\s#])?)?$"
+
+PATTERN_SENTENCES = {
+    _IMAGE: "must be the name of a container image, such as kvcm:1.0",
+    _SETTING: "must be one line without '#' and without blanks at its ends",
+}
+
+_SettingValue = Annotated[str, StringConstraints(max_length=1024, pattern=_SETTING)]
+EndpointText = Annotated[str, StringConstraints(max_length=512)]
+
+
+class Coordination(Model):
+    """How managers agree on a leader."""
+
+    type: Literal["memory"] = Field(default="memory", description="memory: within one process, for a single manager.")
+
+
+def _no_directory(path: object) -> object:
+    if isinstance(path, str) and path.endswith("/"):
+        raise ValueError("must name a file, not a directory")
+    return path
+
+
+class RegistryStore(Model):
+    """Where the manager keeps its storages, groups and instances. The operator brings lost storages and groups back; instances register again."""
+
+    type: Literal["memory", "file"] = Field(default="memory", description="memory: lost with the pod. file: in a file on a volume, written at every change.")
+    path: Annotated[RelativePath, BeforeValidator(_no_directory)] = Field(default="registry.json", description="For file: the file within the volume.")
+    volume: Volume | None = Field(default=None, description="For file: the volume that holds it; it must be writable by the manager's user.")
+
+    @model_validator(mode="after")
+    def _volume_with_file(self) -> RegistryStore:
+        if (self.type == "file") != (self.volume is not None):
+            raise ValueError("volume must be set when type is file, and only then")
+        return self
+
+
+class ServicePorts(Model):
+    """Ports of the manager's pods and of its Services."""
+
+    meta_grpc: Port = Field(default=6381, description="For engines, by gRPC.")
+    meta_http: Port = Field(default=6382, description="For engines, by HTTP.")
+    admin_grpc: Port = Field(default=6491, description="For administrators and the operator, by gRPC.")
+    admin_http: Port = Field(default=6492, description="For administrators, health and metrics, by HTTP.")
+
+    @model_validator(mode="after")
+    def _all_different(self) -> ServicePorts:
+        ports = (self.meta_grpc, self.meta_http, self.admin_grpc, self.admin_http)
+        if len(set(ports)) != len(ports):
+            raise ValueError("the four ports must differ")
+        return self
+
+
+class Service(Model):
+    """How the manager is reached."""
+
+    ports: ServicePorts = Field(default_factory=ServicePorts, description="Ports of the pods and of the Services.")
+
+
+class KVCacheManagerSpec(Model):
+    """One manager."""
+
+    replicas: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=1, description="Pods of the manager: 1, or 0 to stop it. More are refused until a coordinator for them is built."
+    )
+    image: Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=_IMAGE)] | None = Field(
+        default=None, description="Container image of the manager; the operator's own release when unset."
+    )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(default="IfNotPresent", description="When nodes fetch the image.")
+    coordination: Coordination = Field(default_factory=Coordination, description="How managers agree on a leader.")
+    registry: RegistryStore = Field(default_factory=RegistryStore, description="Where the manager keeps its storages, groups and instances.")
+    service: Service = Field(default_factory=Service, description="How the manager is reached.")
+    resources: PodResources = Field(default_factory=PodResources, description="What a pod asks for and what it may use.")
+    node_selector: NodeSelector = Field(default_factory=dict, description="Labels that a node must have.")
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=MAX_ENTRIES, strict=False)] = Field(
+        default=(), description="Taints that the pods may meet.", json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    affinity: Affinity | None = Field(default=None, description="Where the pods want to be.")
+    settings: Annotated[dict[str, _SettingValue], Field(max_length=MAX_SETTINGS)] = Field(
+        default_factory=dict, description="Further settings of the manager, by their names in its configuration file. Changing them restarts the pods."
+    )
+    pod_labels: PodLabels = Field(default_factory=dict, description="Further labels of the pods.")
+    pod_annotations: PodAnnotations = Field(default_factory=dict, description="Further annotations of the pods.")
+    paused: bool = Field(default=False, description="The operator changes nothing while this is true.")
+
+    @field_validator("replicas")
+    @classmethod
+    def _one_at_most(cls, replicas: int) -> int:
+        if replicas > MAX_REPLICAS:
+            raise ValueError(REPLICAS_SENTENCE)
+        return replicas
+
+    @field_validator("settings")
+    @classmethod
+    def _known_settings(cls, settings: dict[str, str]) -> dict[str, str]:
+        problems = settings_problems(settings)
+        if problems:
+            raise ValueError("; ".join(problems))
+        return settings
+
+
+class ManagerLeader(StatusModel):
+    """Who leads."""
+
+    pod: Annotated[str, StringConstraints(max_length=253)] | None = Field(default=None, description="Pod of the leader.")
+    node_id: Annotated[str, StringConstraints(max_length=253)] | None = Field(default=None, description="The leader's own name.")
+    epoch: int | None = Field(default=None, ge=0, description="Grows with every leader.")
+    since: Annotated[str, StringConstraints(max_length=64)] | None = Field(default=None, description="When this leader was first seen.")
+
+
+class ManagerEndpoints(StatusModel):
+    """Addresses within the cluster, as host:port."""
+
+    meta_grpc: EndpointText | None = Field(default=None, description="For engines, by gRPC.")
+    meta_http: EndpointText | None = Field(default=None, description="For engines, by HTTP.")
+    admin_grpc: EndpointText | None = Field(default=None, description="For administrators, by gRPC.")
+    admin_http: EndpointText | None = Field(default=None, description="For administrators, health and metrics, by HTTP.")
+
+
+class ManagerCounts(StatusModel):
+    """What the manager holds."""
+
+    storages: int | None = Field(default=None, ge=0, description="Registered storages.")
+    groups: int | None = Field(default=None, ge=0, description="Registered instance groups.")
+    instances: int | None = Field(default=None, ge=0, description="Registered instances of all groups.")
+
+
+class KVCacheManagerStatus(ResourceStatus):
+    """What the operator last saw."""
+
+    replicas: int | None = Field(default=None, ge=0, description="Pods that exist.")
+    ready_replicas: int | None = Field(default=None, ge=0, description="Pods that are ready.")
+    selector: Annotated[str, StringConstraints(max_length=1024)] | None = Field(default=None, description="Selects the pods, for scaling tools.")
+    leader: ManagerLeader | None = Field(default=None, description="Who leads.")
+    endpoints: ManagerEndpoints | None = Field(default=None, description="Addresses within the cluster.")
+    counts: ManagerCounts | None = Field(default=None, description="What the manager holds.")
+
+
+class KVCacheManagerResource(Model):
+    """The metadata service of one set of engines."""
+
+    api_version: Literal[API_VERSION]  # type: ignore[valid-type]  # a constant shared with the generator
+    kind: Literal["KVCacheManager"]
+    metadata: ObjectMeta
+    spec: KVCacheManagerSpec
+    status: KVCacheManagerStatus | None = None
+
+    @field_validator("metadata")
+    @classmethod
+    def _name_for_services(cls, metadata: ObjectMeta) -> ObjectMeta:
+        if len(metadata.name) > MAX_MANAGER_NAME_CHARS or not _MANAGER_NAME.match(metadata.name):
+            raise ValueError(MANAGER_NAME_SENTENCE)
+        return metadata

@@ -1,0 +1,75 @@
+"""The `kvcm.*` settings of a KVCacheManager: which a resource may give, and the file that its pods are started with.
+
+Danger: a manager ignores what it does not know and says so in a log that nobody reads. In a resource that is an error (design D10): everything that
+start-up would warn about is refused here, and so is what another field of the resource decides.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kvcm.config.errors import SettingsError
+from kvcm.config.settings import load_settings, setting_keys
+
+if TYPE_CHECKING:
+    from kvcm.resources.manager import KVCacheManagerSpec
+
+REGISTRY_MOUNT = "/var/lib/kvcm/registry"
+"""Where pods mount the volume of a registry that is kept in a file."""
+
+_PREFIX = "kvcm."
+_OPERATOR = "the operator sets it for each pod"
+_DECIDED = {
+    "kvcm.registry_storage.uri": "set spec.registry",
+    "kvcm.coordination.uri": "set spec.coordination",
+    "kvcm.distributed_lock.uri": "set spec.coordination",
+    "kvcm.service.rpc_port": "set spec.service.ports.metaGrpc",
+    "kvcm.service.http_port": "set spec.service.ports.metaHttp",
+    "kvcm.service.admin_rpc_port": "set spec.service.ports.adminGrpc",
+    "kvcm.service.admin_http_port": "set spec.service.ports.adminHttp",
+    "kvcm.service.advertised_host": _OPERATOR,
+    "kvcm.leader_elector.node_id": _OPERATOR,
+    "kvcm.startup_config": "apply Storage and InstanceGroup resources instead",
+    "kvcm.service.admin_auth_token": "a resource is readable by many and no place for a secret",
+}
+
+
+def settings_problems(settings: Mapping[str, str]) -> list[str]:
+    """Sentences for what cannot be accepted, without any value; empty when all is well."""
+    known = setting_keys()
+    found = []
+    for key in settings:
+        if key in _DECIDED:
+            found.append(f"{key} cannot be set here: {_DECIDED[key]}")
+        elif key not in known:
+            near = difflib.get_close_matches(key, [name for name in known if name not in _DECIDED], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"keys begin with {_PREFIX} and are those of the manager's configuration file"
+            found.append(f"{key[:80]} is not a setting that this version knows; {hint}")
+    if found:
+        return found
+    try:
+        return list(load_settings(None, [f"{key}={value}" for key, value in settings.items()], {}).warnings)
+    except SettingsError as error:
+        return [str(error)]
+
+
+def manager_settings(spec: KVCacheManagerSpec) -> dict[str, str]:
+    """Every setting that follows from a spec alone, sorted by key. The host name and the node id differ by pod and are not among them."""
+    ports = spec.service.ports
+    registry = f"local://{REGISTRY_MOUNT}/{spec.registry.path}" if spec.registry.type == "file" else ""
+    decided = {
+        "kvcm.registry_storage.uri": registry,
+        "kvcm.coordination.uri": f"{spec.coordination.type}://",
+        "kvcm.service.rpc_port": str(ports.meta_grpc),
+        "kvcm.service.http_port": str(ports.meta_http),
+        "kvcm.service.admin_rpc_port": str(ports.admin_grpc),
+        "kvcm.service.admin_http_port": str(ports.admin_http),
+    }
+    return dict(sorted({**spec.settings, **decided}.items()))
+
+
+def settings_file(spec: KVCacheManagerSpec) -> str:
+    """The same as a configuration file for `kvcm serve --config-file`; the same text for the same spec, always."""
+    return "".join(f"{key}={value}\n" for key, value in manager_settings(spec).items() if value)
