@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvcm.resources.conditions import Reason
 from kvcm_operator.subject import Subject, mapping
 from kvcm_operator.world import MANAGER, Ref, World
 
@@ -18,7 +19,7 @@ DEFAULT_ADMIN_PORT = 6491
 class Closed:
     """No talking now. `gone`: and none to be expected for objects that are on their way out."""
 
-    reason: str
+    reason: Reason
     message: str
     gone: bool
 
@@ -38,15 +39,15 @@ async def look(world: World, namespace: str, manager: str) -> Open | Closed:
     body = await world.kube.get(Ref(MANAGER, namespace, manager))
     # 1. Nobody is there: only a person who applies it can change that.
     if body is None:
-        return Closed("ManagerNotFound", f"there is no KVCacheManager {manager} in this namespace", gone=True)
+        return Closed(Reason.MANAGER_NOT_FOUND, f"there is no KVCacheManager {manager} in this namespace", gone=True)
     subject = Subject(body)
     override = world.admin.overridden(namespace, manager)
     # 2. Nobody is meant to be there.
     if replicas(subject) == 0:
-        return Closed("ManagerScaledToZero", f"KVCacheManager {manager} has no replicas", gone=True)
+        return Closed(Reason.MANAGER_SCALED_TO_ZERO, f"KVCacheManager {manager} has no replicas", gone=True)
     # 3. It was seen not to serve. A manager on its way out is asked all the same: nobody judges it any more, and this may be the last chance.
     if not subject.deleting and subject.condition("Available").get("status") != "True":
-        return Closed("ManagerNotReady", f"KVCacheManager {manager} does not serve yet", gone=False)
+        return Closed(Reason.MANAGER_NOT_READY, f"KVCacheManager {manager} does not serve yet", gone=False)
     return Open(namespace, manager, admin_port(subject), subject.deleting, override)
 
 
@@ -56,5 +57,5 @@ def replicas(manager: Subject) -> int:
 
 
 def admin_port(manager: Subject) -> int:
-    value = mapping(mapping(manager.spec.get("service")).get("ports")).get("adminRpc", DEFAULT_ADMIN_PORT)
+    value = mapping(mapping(manager.spec.get("service")).get("ports")).get("adminGrpc", DEFAULT_ADMIN_PORT)
     return value if isinstance(value, int) else DEFAULT_ADMIN_PORT

@@ -56,14 +56,14 @@ async def mounted(world: World, storage: StorageResource) -> Mounted:
     pods = [pod for pod in await world.kube.list("Pod", namespace, {MANAGER_LABEL: manager}) if not mapping(pod.get("metadata")).get("deletionTimestamp")]
     if not pods:
         return Mounted.UNKNOWN
-    name, path = volume_name(storage.metadata.name), mount_path(storage)
-    return Mounted.YES if all(_has(pod, name, path, volume_source(storage.spec.volume)) for pod in pods) else Mounted.NO
+    path, source = mount_path(storage), volume_source(storage.spec.volume)
+    return Mounted.YES if all(_has(pod, path, source) for pod in pods) else Mounted.NO
 
 
-def _has(pod: Json, name: str, path: str | None, source: Json) -> bool:
+def _has(pod: Json, path: str | None, source: Json) -> bool:
+    """By path and source: two storages in one directory share a mount. The API server adds defaults to a source, so ours has to be within."""
     spec = mapping(pod.get("spec"))
-    volumes = [item for item in spec.get("volumes") or [] if item.get("name") == name]
     mounts = [item for container in spec.get("containers") or [] for item in container.get("volumeMounts") or []]
-    there = any(item.get("name") == name and str(item.get("mountPath", "")).rstrip("/") == path for item in mounts)
-    # The API server adds defaults to a source (readOnly and the like), so ours has to be within.
-    return there and any(all(mapping(item.get(kind)).items() >= value.items() for kind, value in source.items()) for item in volumes)
+    there = {item.get("name") for item in mounts if str(item.get("mountPath", "")).rstrip("/") == path}
+    volumes = [item for item in spec.get("volumes") or [] if item.get("name") in there]
+    return any(all(mapping(item.get(kind)).items() >= value.items() for kind, value in source.items()) for item in volumes)

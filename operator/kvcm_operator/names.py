@@ -1,6 +1,10 @@
-"""Names of what the operator makes for a KVCacheManager. Never changed: a new name would leave the old object behind."""
+"""Names and labels of what the operator makes for a KVCacheManager. Never changed: a new name would leave the old object behind."""
 
 from __future__ import annotations
+
+from kvcm_operator.world import MANAGER_LABEL
+
+COMPONENT_LABEL = "app.kubernetes.io/component"
 
 
 def client_service(manager: str) -> str:
@@ -21,3 +25,22 @@ def config_map(manager: str) -> str:
 
 def service_account(manager: str) -> str:
     return f"{manager}-manager"
+
+
+def selector(manager: str) -> dict[str, str]:
+    """What the pods of a manager have in common, and nothing else has."""
+    return {COMPONENT_LABEL: "manager", MANAGER_LABEL: manager}
+
+
+def labels(manager: str) -> dict[str, str]:
+    return {
+        "app.kubernetes.io/name": "kvcm",
+        "app.kubernetes.io/instance": manager,
+        "app.kubernetes.io/managed-by": "kvcm-operator",
+        **selector(manager),
+    }
+
+
+def selector_text(manager: str) -> str:
+    """The same for tools that scale."""
+    return ",".join(f"{name}={value}" for name, value in sorted(selector(manager).items()))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from kvcm.resources.conditions import Reason
 from kvcm_operator.admin import AdminTrouble, Refused, Silent
 from kvcm_operator.gate import Closed
 from kvcm_operator.subject import Subject
-from kvcm_operator.verdict import Silence, Verdict, refused, silent, stalled, status_of, waiting
+from kvcm_operator.verdict import Verdict, refused, silent, stalled, status_of, waiting
 from kvcm_operator.world import Event, Json, Outcome, World
 
 
@@ -22,19 +23,19 @@ def closed(subject: Subject, world: World, door: Closed) -> Outcome:
     """There is no manager to talk to now."""
     if door.gone:
         return outcome(subject, world, waiting(door.reason, door.message), {}, after=world.pace.waiting)
-    return unseen(subject, world, Silence(door.reason), door.message)
+    return unseen(subject, world, door.reason, door.message)
 
 
-def unseen(subject: Subject, world: World, reason: Silence, message: str, *, touched: bool = False) -> Outcome:
+def unseen(subject: Subject, world: World, reason: Reason, message: str, *, touched: bool = False) -> Outcome:
     verdict = silent(subject, reason, message, world.clock.wall_us(), world.pace.grace)
     return outcome(subject, world, verdict, {}, after=world.pace.retry, touched=touched)
 
 
 def trouble(subject: Subject, world: World, error: AdminTrouble, facts: Json, *, touched: bool = False) -> Outcome:
     if isinstance(error, Silent):
-        return unseen(subject, world, Silence.SERVER_UNREACHABLE, error.message, touched=touched)
+        return unseen(subject, world, Reason.SERVER_UNREACHABLE, error.message, touched=touched)
     permanent = isinstance(error, Refused) and error.permanent
-    verdict = stalled("ServerRefused", error.message) if permanent else refused("ServerRefused", error.message)
+    verdict = stalled(Reason.SERVER_REFUSED, error.message) if permanent else refused(Reason.SERVER_REFUSED, error.message)
     return outcome(subject, world, verdict, facts, after=world.pace.waiting, touched=touched)
 
 

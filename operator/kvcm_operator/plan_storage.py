@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvcm.data_storage.model import Storage
+from kvcm.resources.conditions import Reason
 from kvcm.resources.normalise import FieldChange, diff
 from kvcm.resources.storage import StorageResource
 from kvcm.resources.translate import storage_from_resource, type_word
@@ -27,7 +28,7 @@ class StorageCall(StrEnum):
 class Refusal:
     """Why nothing may be done until somebody changes something."""
 
-    reason: str
+    reason: Reason
     message: str
 
 
@@ -67,7 +68,7 @@ def changed_fields(changes: Sequence[FieldChange]) -> str:
 
 def _other_kind(desired: Storage, actual: Storage) -> Refusal:
     return Refusal(
-        "KindConflict",
+        Reason.KIND_CONFLICT,
         f"the manager has a storage {desired.name} of kind {type_word(actual.type)}, this resource describes kind {type_word(desired.type)}; "
         "a kind cannot change: use another name, or remove the storage from the manager",
     )
@@ -75,7 +76,7 @@ def _other_kind(desired: Storage, actual: Storage) -> Refusal:
 
 def _not_equal(desired: Storage, changes: Sequence[FieldChange]) -> Refusal:
     return Refusal(
-        "AdoptionRefused",
+        Reason.ADOPTION_REFUSED,
         f"the manager already has a storage {desired.name} that differs in {changed_fields(changes)}, and adoptionPolicy is AdoptIfEqual; "
         "make them equal, or set adoptionPolicy to Adopt",
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kvcm.client.admin_types import GroupView
 from kvcm.common.errors import Unsupported
+from kvcm.resources.conditions import Reason
 from kvcm.resources.errors import ResourceError
 from kvcm.resources.group import InstanceGroupResource
 from kvcm.resources.parse import parse_resource
@@ -18,7 +19,7 @@ from kvcm_operator.owners import rival, server_names
 from kvcm_operator.passes import closed, event, outcome, trouble, unseen
 from kvcm_operator.plan_group import plan_group
 from kvcm_operator.subject import Subject
-from kvcm_operator.verdict import Silence, good, paused, stalled, waiting
+from kvcm_operator.verdict import good, paused, stalled, waiting
 from kvcm_operator.world import GROUP, STORAGE, Json, Outcome, World
 
 MAX_ROUNDS = 3
@@ -35,16 +36,16 @@ async def reconcile(resource: Json, world: World) -> Outcome:
         assert isinstance(group, InstanceGroupResource)
         check_built(group)
     except ResourceError as error:
-        return outcome(subject, world, stalled("InvalidSpec", error.message), {})
+        return outcome(subject, world, stalled(Reason.INVALID_SPEC, error.message), {})
     except Unsupported as error:
-        return outcome(subject, world, stalled("Unsupported", error.message), {})
+        return outcome(subject, world, stalled(Reason.UNSUPPORTED, error.message), {})
     if subject.server_name != group.server_name:
         message = f"the name on the manager cannot change; it is {subject.server_name}"
-        return outcome(subject, world, stalled("InvalidSpec", message), {})
+        return outcome(subject, world, stalled(Reason.INVALID_SPEC, message), {})
     older = rival(subject, await world.kube.list(GROUP, subject.ref.namespace))
     if older is not None:
         message = f"the older InstanceGroup {older.ref.name} describes {group.server_name} already; this one changes and deletes nothing"
-        return outcome(subject, world, stalled("NameConflict", message), {"serverName": None, "version": None})
+        return outcome(subject, world, stalled(Reason.NAME_CONFLICT, message), {"serverName": None, "version": None})
     door = await look(world, subject.ref.namespace, subject.manager_name)
     if isinstance(door, Closed):
         return closed(subject, world, door)
@@ -97,12 +98,12 @@ class _Work:
         message = f"waits for the Storage {names} to be registered" if known else f"neither a Storage resource nor the manager knows {names}"
         if self._subject.settled:
             # They were there: a manager that has just been restarted gets them back in a moment.
-            return unseen(self._subject, self._world, Silence.STORAGE_NOT_REGISTERED, message, touched=self.touched)
-        verdict = waiting("StorageNotRegistered", message)
+            return unseen(self._subject, self._world, Reason.STORAGE_NOT_REGISTERED, message, touched=self.touched)
+        verdict = waiting(Reason.STORAGE_NOT_REGISTERED, message)
         return outcome(self._subject, self._world, verdict, {}, after=self._world.pace.retry, touched=self.touched)
 
     def _agreed(self, view: GroupView) -> Outcome:
-        verdict = good("registered with the manager", synced_reason="DriftCorrected" if self.drifted else "InSync")
+        verdict = good("registered with the manager", Reason.DRIFT_CORRECTED if self.drifted else Reason.IN_SYNC)
         return outcome(self._subject, self._world, verdict, _facts(view), touched=self.touched, corrections=int(self.drifted))
 
     async def _report_drift(self) -> None:

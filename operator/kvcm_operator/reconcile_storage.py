@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from kvcm.client.admin_types import StorageView
 from kvcm.common.errors import Unsupported
+from kvcm.resources.conditions import Reason
 from kvcm.resources.errors import ResourceError
 from kvcm.resources.parse import parse_resource
 from kvcm.resources.storage import StorageResource
@@ -23,7 +24,7 @@ from kvcm_operator.owners import rival
 from kvcm_operator.passes import closed, event, outcome, trouble, unseen
 from kvcm_operator.plan_storage import plan_storage
 from kvcm_operator.subject import Subject
-from kvcm_operator.verdict import FALSE, TRUE, Silence, good, paused, stalled, waiting
+from kvcm_operator.verdict import FALSE, TRUE, good, paused, stalled, waiting
 from kvcm_operator.world import STORAGE, Json, Outcome, World
 
 MAX_ROUNDS = 3
@@ -41,16 +42,16 @@ async def reconcile(resource: Json, world: World) -> Outcome:
         assert isinstance(storage, StorageResource)
         check_built(storage)
     except ResourceError as error:
-        return outcome(subject, world, stalled("InvalidSpec", error.message), {})
+        return outcome(subject, world, stalled(Reason.INVALID_SPEC, error.message), {})
     except Unsupported as error:
-        return outcome(subject, world, stalled("Unsupported", error.message), _UNREGISTERED)
+        return outcome(subject, world, stalled(Reason.UNSUPPORTED, error.message), _UNREGISTERED)
     if subject.server_name != storage.server_name:
         message = f"the name on the manager cannot change; it is {subject.server_name}"
-        return outcome(subject, world, stalled("InvalidSpec", message), {})
+        return outcome(subject, world, stalled(Reason.INVALID_SPEC, message), {})
     older = rival(subject, await world.kube.list(STORAGE, subject.ref.namespace))
     if older is not None:
         message = f"the older Storage {older.ref.name} describes {storage.server_name} already; this one changes and deletes nothing"
-        return outcome(subject, world, stalled("NameConflict", message), {**_UNREGISTERED, "serverName": None})
+        return outcome(subject, world, stalled(Reason.NAME_CONFLICT, message), {**_UNREGISTERED, "serverName": None})
     door = await look(world, subject.ref.namespace, subject.manager_name)
     if isinstance(door, Closed):
         return closed(subject, world, door)
@@ -58,9 +59,9 @@ async def reconcile(resource: Json, world: World) -> Outcome:
         match await mounted(world, storage):
             case Mounted.NO:
                 message = "the manager's pod does not have the volume yet; it will be restarted with it"
-                return outcome(subject, world, waiting("VolumePending", message), {}, after=world.pace.waiting)
+                return outcome(subject, world, waiting(Reason.VOLUME_PENDING, message), {}, after=world.pace.waiting)
             case Mounted.UNKNOWN:
-                return unseen(subject, world, Silence.MANAGER_NOT_READY, "the manager has no pod")
+                return unseen(subject, world, Reason.MANAGER_NOT_READY, "the manager has no pod")
     return await _serve(subject, storage, door, world)
 
 
@@ -102,15 +103,15 @@ class _Work:
         raise Silent("the manager does not keep what it is told; it will be tried again")
 
     def _agreed(self, view: StorageView) -> Outcome:
-        synced = "DriftCorrected" if self.drifted else "InSync"
+        synced = Reason.DRIFT_CORRECTED if self.drifted else Reason.IN_SYNC
         verdict = good("registered with the manager" if view.storage.enabled else "registered with the manager and disabled", synced_reason=synced)
         state = view.state
         if state is not None and state.root_verified is False:
             message = "the storage's root does not carry its mark: it may not be mounted in the manager; nothing is deleted there meanwhile"
-            verdict = replace(verdict, ready=FALSE, reason="RootNotVerified", message=message, reconciling=True)
+            verdict = replace(verdict, ready=FALSE, reason=Reason.ROOT_NOT_VERIFIED, message=message, reconciling=True)
         elif state is not None and state.problem:
-            verdict = replace(verdict, ready=FALSE, reason="StorageUnavailable", message=state.problem, reconciling=True)
-        after = None if verdict.ready == TRUE else self._world.pace.waiting
+            verdict = replace(verdict, ready=FALSE, reason=Reason.STORAGE_UNAVAILABLE, message=state.problem, reconciling=True)
+        after = None if verdict.ready is TRUE else self._world.pace.waiting
         return outcome(self._subject, self._world, verdict, _facts(view), after=after, touched=self.touched, corrections=int(self.drifted))
 
     async def _report_drift(self) -> None:

@@ -7,8 +7,10 @@ by accident leaves an entry behind that nobody will ever remove, so every way ou
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from kvcm.common.errors import Unsupported
+from kvcm.resources.conditions import Reason, Value
 from kvcm.resources.errors import ResourceError
 from kvcm.resources.group import InstanceGroupResource
 from kvcm.resources.parse import parse_resource
@@ -23,8 +25,17 @@ from kvcm_operator.subject import Subject
 from kvcm_operator.verdict import FALSE, UNKNOWN, waiting
 from kvcm_operator.world import GROUP, STORAGE, Outcome, World
 
-_Remove = Callable[[Subject, World, Speaker], Awaitable[str | None]]
-"""Remove the entry; the sentence that says what uses it still, None when it is gone."""
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """Why an entry cannot go. `passing`: whoever uses it is on its way out itself."""
+
+    message: str
+    passing: bool = False
+
+
+_Remove = Callable[[Subject, World, Speaker], Awaitable[_Use | None]]
+"""Remove the entry; what uses it still, None when it is gone."""
 
 
 async def storage(subject: Subject, world: World) -> Outcome:
@@ -50,29 +61,29 @@ async def _release(subject: Subject, world: World, remove: _Remove) -> Outcome:
     if rival(subject, await world.kube.list(subject.ref.kind, subject.ref.namespace)) is not None:
         return done
     if subject.paused:
-        return _keep(subject, world, "Paused", "paused by annotation; the deletion waits")
+        return _keep(subject, world, Reason.PAUSED, "paused by annotation; the deletion waits")
     # 5. Nobody to tell: the manager is gone for good, or was told to be away.
     door = await look(world, subject.ref.namespace, subject.manager_name)
     if isinstance(door, Closed):
         if door.gone:
             return _leave(subject, "OrphanedOnDelete", f"{door.message}; an entry of this name may be left in its registry")
-        return _keep(subject, world, "Deleting", f"the removal waits: {door.message}", synced=UNKNOWN)
+        return _keep(subject, world, Reason.DELETING, f"the removal waits: {door.message}", synced=UNKNOWN)
     try:
         async with world.admin.connect(door.namespace, door.manager, door.port) as api:
-            used_by = await remove(subject, world, Speaker(api))
+            use = await remove(subject, world, Speaker(api))
     except AdminTrouble as error:
         # 6. The manager is leaving too: it will not get better.
         if door.leaving:
             return _leave(subject, "OrphanedOnDelete", "the manager is being deleted and does not remove the entry any more")
-        return _keep(subject, world, "Deleting", f"the removal waits: {error.message}", synced=UNKNOWN)
-    if used_by is None:
+        return _keep(subject, world, Reason.DELETING, f"the removal waits: {error.message}", synced=UNKNOWN)
+    if use is None:
         return done
-    if door.leaving:
-        return _leave(subject, "OrphanedOnDelete", f"the manager is being deleted, and {used_by}")
-    return _keep(subject, world, "InUse", f"the removal waits: {used_by}")
+    if door.leaving and not use.passing:
+        return _leave(subject, "OrphanedOnDelete", f"the manager is being deleted, and {use.message}")
+    return _keep(subject, world, Reason.IN_USE, f"the removal waits: {use.message}")
 
 
-async def _remove_storage(subject: Subject, world: World, speaker: Speaker) -> str | None:
+async def _remove_storage(subject: Subject, world: World, speaker: Speaker) -> _Use | None:
     name = subject.server_name
     actual = (await speaker.storages()).get(name)
     if actual is None:
@@ -88,26 +99,33 @@ async def _remove_storage(subject: Subject, world: World, speaker: Speaker) -> s
         if plan.refusal is not None or plan.calls:
             return None
     users = sorted(view.group.name for view in (await speaker.groups()).values() if name in view.group.storage_candidates)
+    groups = [other for other in map(Subject, await world.kube.list(GROUP, subject.ref.namespace)) if other.manager_name == subject.manager_name]
     if users:
-        return f"instance group {users[0]} uses it on the manager"
-    for other in map(Subject, await world.kube.list(GROUP, subject.ref.namespace)):
+        going = {other.server_name for other in groups if going_away(other)}
+        return _Use(f"instance group {users[0]} uses it on the manager", passing=going.issuperset(users))
+    for other in groups:
         named = other.spec.get("storages") or []
-        if other.manager_name == subject.manager_name and not other.deleting and (subject.ref.name in named or name in named):
-            return f"InstanceGroup {other.ref.name} names it"
+        if not other.deleting and (subject.ref.name in named or name in named):
+            return _Use(f"InstanceGroup {other.ref.name} names it")
     await speaker.remove_storage(name)
     return None
 
 
-async def _remove_group(subject: Subject, world: World, speaker: Speaker) -> str | None:
+async def _remove_group(subject: Subject, world: World, speaker: Speaker) -> _Use | None:
     name = subject.server_name
     if subject.status.get("serverName") is None and not await _cut_off(subject, world, speaker):
         return None
     if name not in await speaker.groups():
         return None
     if await speaker.instances(name):
-        return "instances are registered with the group"
+        return _Use("instances are registered with the group")
     await speaker.remove_group(name)
     return None
+
+
+def going_away(other: Subject) -> bool:
+    """It is being deleted, and will take its entry on the manager along."""
+    return other.deleting and other.held and not other.paused and not other.forced and other.spec.get("deletionPolicy") == "Delete"
 
 
 async def _cut_off(subject: Subject, world: World, speaker: Speaker) -> bool:
@@ -127,5 +145,5 @@ def _leave(subject: Subject, reason: str, message: str) -> Outcome:
     return Outcome(finished=True, touched=True, events=(event(subject, "Warning", reason, message),))
 
 
-def _keep(subject: Subject, world: World, reason: str, message: str, *, synced: str = FALSE) -> Outcome:
+def _keep(subject: Subject, world: World, reason: Reason, message: str, *, synced: Value = FALSE) -> Outcome:
     return outcome(subject, world, waiting(reason, message, synced=synced), {}, after=world.pace.retry)

@@ -96,6 +96,11 @@ class FakeKube:
     def has(self, ref: Ref) -> bool:
         return ref in self._objects
 
+    @property
+    def version(self) -> int:
+        """Moves with every change."""
+        return self._version
+
     def refs(self, kind: str) -> Sequence[Ref]:
         return sorted(ref for ref in self._objects if ref.kind == kind)
 
@@ -144,6 +149,7 @@ class FakeKube:
         """As `kubectl delete`: gone at once without finalizers, otherwise terminating with a new generation."""
         stored = self._objects[ref]
         if not stored["metadata"].get("finalizers"):
+            self._version += 1
             del self._objects[ref]
         elif "deletionTimestamp" not in stored["metadata"]:
             stored["metadata"] |= {"deletionTimestamp": timestamp(self._clock.wall_us()), "generation": stored["metadata"]["generation"] + 1}
@@ -151,7 +157,7 @@ class FakeKube:
 
     def release(self, ref: Ref) -> None:
         """As the framework does after a finished deletion."""
-        self._objects[ref]["metadata"]["finalizers"] = []
+        self._version += 1
         del self._objects[ref]
 
     def conflict_next(self, ref: Ref, times: int = 1) -> None:

@@ -1,7 +1,4 @@
-"""A whole operator over stand-ins, without a framework: objects are applied, passes run until nothing moves, and every status that could be seen is judged.
-
-`current_too_early` reads the stream of statuses as kstatus would (the rules that Flux and kubectl-based waits follow).
-"""
+"""A whole operator over stand-ins, without a framework: objects are applied, passes run until nothing moves, and every status that could be seen is judged."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from kvcm_operator import reconcile_group, reconcile_storage
 from kvcm_operator.engine import Engine, Reconcile
 from kvcm_operator.subject import Subject
 from kvcm_operator.testing import FakeDirectory, FakeKube
+from kvcm_operator.testing_cluster import FakeCluster
 from kvcm_operator.world import GROUP, MANAGER, STORAGE, Json, Outcome, Ref, World
 
 MAX_ROUNDS = 30
@@ -42,7 +40,8 @@ class House:
         self.admin = FakeAdmin()
         self.directory = FakeDirectory()
         self.directory.managers[NAMESPACE, "demo"] = self.admin
-        self.world = World(self.kube, self.directory, self.clock)
+        self.world = World(self.kube, self.directory, self.clock, default_image="kvcm:test")
+        self.cluster = FakeCluster(self.kube, self._started)
         self.observer = Silence()
         self.touched: list[Ref] = []
         self._reconcilers = reconcilers or {STORAGE: reconcile_storage.reconcile, GROUP: reconcile_group.reconcile}
@@ -71,6 +70,20 @@ class House:
                 return number
         raise AssertionError(f"still moving after {MAX_ROUNDS} rounds")
 
+    def _started(self, manager: str, admin: FakeAdmin) -> None:
+        self.admin = self.directory.managers[NAMESPACE, manager] = admin
+
+    async def settle_cluster(self) -> None:
+        """As `settle`, with the cluster's controllers and the operator taking turns, until neither does anything."""
+        for _ in range(MAX_ROUNDS):
+            self.cluster.step()
+            before = self.kube.version
+            await self.settle()
+            self.cluster.step()
+            if self.kube.version == before:
+                return
+        raise AssertionError(f"still moving after {MAX_ROUNDS} rounds")
+
     def condition(self, ref: Ref, kind: str = "Ready") -> tuple[str, str]:
         found = Subject(self.kube.body(ref)).condition(kind)
         return str(found.get("status")), str(found.get("reason"))
@@ -83,22 +96,13 @@ class House:
         return [event.reason for event in self.kube.events if event.about == ref]
 
 
-def kstatus(body: Json) -> str:
-    """Current, InProgress, Failed or Terminating."""
-    subject = Subject(body)
-    if subject.deleting:
-        return "Terminating"
-    if subject.status.get("observedGeneration") not in (None, subject.generation):
-        return "InProgress"
-    if subject.condition("Stalled").get("status") == "True":
-        return "Failed"
-    if subject.condition("Reconciling").get("status") == "True":
-        return "InProgress"
-    ready = subject.condition("Ready")
-    return "Current" if not ready or ready.get("status") == "True" else "InProgress"
+def applied_manager(name: str = "demo", /, **spec: Any) -> Json:
+    """As a user applies it, for a house that reconciles managers."""
+    return {"apiVersion": "kvcm.io/v1alpha1", "kind": MANAGER, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
 
 
 def manager(name: str = "demo", *, replicas: int = 1, available: bool = True) -> Json:
+    """One that serves, for a house that does not reconcile managers."""
     status = "True" if available else "False"
     return {
         "apiVersion": "kvcm.io/v1alpha1",

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from kvcm.client.admin_testing import FakeAdmin
+from kvcm.resources.kstatus import Kstatus, kstatus
 from kvcm_operator.engine import merge_patch
 from kvcm_operator.subject import Subject
 from kvcm_operator.testing import merge
-from kvcm_operator.testing_house import House, group, kstatus, manager, storage
+from kvcm_operator.testing_house import House, group, manager, storage
 from kvcm_operator.world import GROUP, STORAGE, Json, Ref
-
-from kvcm.client.admin_testing import FakeAdmin
 
 pytestmark = pytest.mark.property
 
@@ -26,6 +28,10 @@ RESOURCES = {
     "code": group("code", storages=["slow"]),
 }
 STEPS = [Ref(STORAGE, "default", "fast"), Ref(STORAGE, "default", "slow"), Ref(GROUP, "default", "chat"), Ref(GROUP, "default", "code")]
+
+
+def set_spec(body: Json, **fields: Any) -> None:
+    body["spec"].update(fields)
 
 
 def end_of(house: House) -> Any:
@@ -44,7 +50,7 @@ async def settled_house() -> House:
 def never_current_too_early(house: House) -> None:
     for ref, body in house.kube.statuses:
         subject = Subject(body)
-        if kstatus(body) == "Current":
+        if kstatus(body) is Kstatus.CURRENT:
             ready = subject.condition("Ready")
             assert ready["status"] == "True", ref
             assert ready["observedGeneration"] == subject.status["observedGeneration"] == subject.generation, ref
@@ -83,9 +89,9 @@ def test_I_OP_2_no_status_of_any_history_is_current_for_an_unprocessed_generatio
         for number, (change, passes) in enumerate(changes):
             match change:
                 case "edit storage":
-                    house.kube.edit(STEPS[1], lambda body, n=number: body["spec"].update(enabled=n % 2 == 0))
+                    house.kube.edit(STEPS[1], partial(set_spec, enabled=number % 2 == 0))
                 case "edit group":
-                    house.kube.edit(STEPS[2], lambda body, n=number: body["spec"].update(maxInstances=n + 1))
+                    house.kube.edit(STEPS[2], partial(set_spec, maxInstances=number + 1))
                 case "wipe":
                     house.admin = house.directory.managers[key] = FakeAdmin()
                 case "disable behind" if "nfs_01" in house.admin.storages:

@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 
 import pytest
-from kvcm_operator.testing_house import House, group, kstatus, manager, storage
-from kvcm_operator.world import GROUP, STORAGE, Ref
 
 from kvcm.client.admin_testing import FakeAdmin
+from kvcm.resources.kstatus import Kstatus, kstatus
+from kvcm_operator.runtime import RECONCILERS
+from kvcm_operator.testing_house import House, applied_manager, group, manager, storage
+from kvcm_operator.world import GROUP, MANAGER, STORAGE, Ref
 
 pytestmark = pytest.mark.scenario
 
@@ -62,7 +64,7 @@ async def deleted(house: House) -> None:
     house.kube.mark_deleted(CHAT)
 
 
-EXPECTED_EVENTS = {
+EXPECTED_EVENTS: dict[Callable[[House], Awaitable[None]], tuple[list[str], list[str]]] = {
     applied: (["Ready"], ["Ready"]),
     updated: (["Ready"], ["Ready"]),
     wiped: (["Ready", "DriftCorrected"], ["Ready", "DriftCorrected"]),
@@ -94,7 +96,7 @@ def test_cut_off_anywhere_it_converges_and_reports_once(prepare: Callable[[House
             assert house.admin.storages["fast"].enabled is (prepare is updated)
             assert house.admin.groups["chat"].version == (2 if prepare is updated else 1)
         for ref, body in house.kube.statuses:
-            too_early = kstatus(body) == "Current" and body["status"]["observedGeneration"] != body["metadata"]["generation"]
+            too_early = kstatus(body) is Kstatus.CURRENT and body["status"]["observedGeneration"] != body["metadata"]["generation"]
             assert not too_early, f"{ref} after {calls} calls"
         return finished
 
@@ -105,3 +107,42 @@ def test_cut_off_anywhere_it_converges_and_reports_once(prepare: Callable[[House
         raise AssertionError("unreachable")
 
     assert asyncio.run(all_points()) > 10
+
+
+def test_a_whole_service_cut_off_anywhere_still_comes_up_with_one_pod() -> None:
+    boss = Ref(MANAGER, "default", "demo")
+
+    async def story(calls: int) -> bool:
+        house = House(dict(RECONCILERS))
+        house.kube.put(applied_manager())
+        house.kube.put(storage(volume={"pvc": {"claimName": "blocks"}}))
+        house.kube.put(group())
+        cut_after(house, calls)
+        try:
+            await house.settle_cluster()
+            finished = True
+        except Cut:
+            finished = False
+        heal(house)
+        await house.settle_cluster()
+        for ref in (boss, FAST, CHAT):
+            assert house.condition(ref) == ("True", "Ready"), f"{ref} cut after {calls} calls"
+            assert house.reasons(ref).count("Ready") == 1, f"{ref} cut after {calls} calls"
+            assert "DriftCorrected" not in house.reasons(ref), f"{ref} cut after {calls} calls"
+        assert [write for write in house.kube.writes if write.startswith("create")] == [
+            "create ConfigMap demo-config",
+            "create ServiceAccount demo-manager",
+            "create Service demo-nodes",
+            "create Service demo",
+            "create StatefulSet demo",
+        ]
+        assert house.admin.calls == ["add_storage fast", "create_group chat"]
+        return finished
+
+    async def all_points() -> int:
+        for calls in count():
+            if await story(calls):
+                return calls
+        raise AssertionError("unreachable")
+
+    assert asyncio.run(all_points()) > 30

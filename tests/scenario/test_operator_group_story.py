@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
-from kvcm_operator.testing_house import House, group, manager, storage
-from kvcm_operator.world import FORCE_RELEASE
 
 from kvcm.client.admin_client import AdminCallFailed
 from kvcm.client.admin_testing import FakeAdmin
 from kvcm.client.admin_types import GroupUsage
 from kvcm.common.errors import InvalidArgument
 from kvcm.config.model import Instance, LocationSpecInfo, ModelDeployment
+from kvcm_operator.testing_house import House, group, manager, storage
+from kvcm_operator.world import FORCE_RELEASE
 
 pytestmark = pytest.mark.scenario
 

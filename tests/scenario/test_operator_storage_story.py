@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kvcm_operator.testing_house import House, group, manager, storage
-from kvcm_operator.world import FORCE_RELEASE, PAUSED, Ref
 
 from kvcm.client.admin_testing import FakeAdmin
 from kvcm.client.admin_types import StorageState
 from kvcm.common.errors import OutcomeUnknown, StorageError
 from kvcm.data_storage.model import NfsSpec, Storage, StorageType
+from kvcm_operator.testing_house import House, group, manager, storage
+from kvcm_operator.world import FORCE_RELEASE, PAUSED, Ref
 
 pytestmark = pytest.mark.scenario
 

@@ -1,0 +1,91 @@
+"""What a KVCacheManager consists of, as objects for the API server. Pure: the same spec and volumes give the same objects, always.
+
+Only fields that we care about are set, so that what the API server fills in is never a difference. Each object bears the hash of itself as it was
+made: it tells a new wish of ours from a change by somebody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from kvcm.resources.manager import KVCacheManagerResource, ServicePorts
+from kvcm.resources.manager_settings import settings_file
+from kvcm_operator import names
+from kvcm_operator.children_pods import CONFIG_MOUNT, STARTUP_FILE, Mount, stateful_set
+from kvcm_operator.world import Json
+
+DESIRED_HASH = "kvcm.io/desired-hash"
+SETTINGS_FILE = "kvcm.conf"
+
+
+def build(resource: KVCacheManagerResource, uid: str, image: str, mounts: Sequence[Mount]) -> list[Json]:
+    """All objects, in the order in which they have to appear. `uid`: of the KVCacheManager, their owner."""
+    config = config_map(resource)
+    pieces = [
+        config,
+        service_account(resource),
+        headless_service(resource),
+        client_service(resource),
+        stateful_set(resource, image, mounts, config_hash=digest(config["data"])),
+    ]
+    return [_owned(piece, resource, uid) for piece in pieces]
+
+
+def config_map(resource: KVCacheManagerResource) -> Json:
+    """The manager's settings, and a start-up configuration without any storage and group: only resources configure it."""
+    settings = settings_file(resource.spec) + f"kvcm.startup_config={CONFIG_MOUNT}/{STARTUP_FILE}\n"
+    return _object(resource, "v1", "ConfigMap", names.config_map(resource.metadata.name), data={SETTINGS_FILE: settings, STARTUP_FILE: "{}\n"})
+
+
+def service_account(resource: KVCacheManagerResource) -> Json:
+    # A manager asks the API server for nothing in this version.
+    return _object(resource, "v1", "ServiceAccount", names.service_account(resource.metadata.name), automountServiceAccountToken=False)
+
+
+def headless_service(resource: KVCacheManagerResource) -> Json:
+    """Names for pods, also while they are starting."""
+    spec = _service_spec(resource) | {"clusterIP": "None", "publishNotReadyAddresses": True}
+    return _object(resource, "v1", "Service", names.headless_service(resource.metadata.name), spec=spec)
+
+
+def client_service(resource: KVCacheManagerResource) -> Json:
+    return _object(resource, "v1", "Service", names.client_service(resource.metadata.name), spec=_service_spec(resource) | {"type": "ClusterIP"})
+
+
+def port_names(ports: ServicePorts) -> dict[str, int]:
+    return {"meta-grpc": ports.meta_grpc, "meta-http": ports.meta_http, "admin-grpc": ports.admin_grpc, "admin-http": ports.admin_http}
+
+
+def digest(value: Any) -> str:
+    """A short hash of anything that JSON can say."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
+
+
+def _service_spec(resource: KVCacheManagerResource) -> Json:
+    ports = port_names(resource.spec.service.ports).items()
+    return {
+        "selector": names.selector(resource.metadata.name),
+        "ports": [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in ports],
+    }
+
+
+def _object(resource: KVCacheManagerResource, version: str, kind: str, name: str, **content: Any) -> Json:
+    meta = {"name": name, "namespace": resource.metadata.namespace, "labels": names.labels(resource.metadata.name)}
+    return {"apiVersion": version, "kind": kind, "metadata": meta, **content}
+
+
+def _owned(body: Json, resource: KVCacheManagerResource, uid: str) -> Json:
+    owner = {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "name": resource.metadata.name,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    meta = {**body["metadata"], "ownerReferences": [owner]}
+    meta["annotations"] = {DESIRED_HASH: digest({**body, "metadata": meta})}
+    return {**body, "metadata": meta}

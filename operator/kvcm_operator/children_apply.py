@@ -1,0 +1,89 @@
+"""Bring one owned object to what it should be, with at most one write, and none when it is so already.
+
+Read, compare, replace with the resourceVersion that was read: works on every API server, and unlike server-side apply says beforehand whether there is
+anything to write. Danger: an object of our name that belongs to somebody else is never touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvcm.common.errors import Conflict, InvalidArgument, KvcmError
+from kvcm_operator.children import DESIRED_HASH
+from kvcm_operator.children_diff import differences, overlay
+from kvcm_operator.subject import mapping
+from kvcm_operator.world import Json, KubeApi, Ref
+
+MAX_ATTEMPTS = 3
+
+
+class Applied(Enum):
+    UNCHANGED = 0
+    WRITTEN = 1
+    """It was not there, or another state was wished before."""
+    CORRECTED = 2
+    """Somebody had removed or changed it."""
+
+
+class NotOurs(KvcmError):
+    """An object of this name exists and has another controller."""
+
+
+class ChildRefused(KvcmError):
+    """The API server does not take the object."""
+
+
+class ChildLeaving(KvcmError):
+    """An object of this name is still being deleted."""
+
+    retryable = True
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What an object needs before anything is written."""
+
+    result: Applied
+    body: Json | None = None
+    create: bool = False
+
+
+def need(desired: Json, actual: Json | None, *, expected: bool) -> Need:
+    """`expected`: it was there when the last pass ended. Raises NotOurs, ChildLeaving. Pure."""
+    if actual is None:
+        return Need(Applied.CORRECTED if expected else Applied.WRITTEN, desired, create=True)
+    meta = mapping(actual.get("metadata"))
+    kind, name = desired["kind"], desired["metadata"]["name"]
+    if meta.get("deletionTimestamp") is not None:
+        raise ChildLeaving(f"the old {kind} {name} is still being deleted")
+    uid = desired["metadata"]["ownerReferences"][0]["uid"]
+    controller = next((owner.get("uid") for owner in meta.get("ownerReferences") or [] if owner.get("controller")), None)
+    if controller != uid:
+        raise NotOurs(f"a {kind} {name} exists and belongs to somebody else; remove it, or give the manager another name")
+    if not differences(desired, actual):
+        return Need(Applied.UNCHANGED)
+    same_wish = mapping(meta.get("annotations")).get(DESIRED_HASH) == desired["metadata"]["annotations"][DESIRED_HASH]
+    return Need(Applied.CORRECTED if same_wish else Applied.WRITTEN, overlay(desired, actual))
+
+
+async def write(kube: KubeApi, desired: Json, first: Need, *, expected: bool) -> None:
+    """Raises NotOurs, ChildLeaving, ChildRefused, and Conflict when others keep being faster."""
+    ref = ref_to(desired)
+    current = first
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        if current.body is None:
+            return
+        try:
+            await (kube.create(current.body) if current.create else kube.replace(current.body))
+            return
+        except Conflict:
+            if attempt == MAX_ATTEMPTS:
+                raise
+            current = need(desired, await kube.get(ref), expected=expected)
+        except InvalidArgument as error:
+            raise ChildRefused(f"the API server does not take the {ref.kind} {ref.name}: {error.message}") from error
+
+
+def ref_to(body: Json) -> Ref:
+    return Ref(body["kind"], body["metadata"]["namespace"], body["metadata"]["name"])

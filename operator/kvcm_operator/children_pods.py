@@ -1,0 +1,126 @@
+"""The StatefulSet of a KVCacheManager. Pure.
+
+The operator orders roll-outs, so the set itself replaces nothing (OnDelete); a hash over everything that a running pod cannot take over stands in the
+template, and a pod with another hash is an old one. Pods meet the restricted Pod Security Standard: no root, no capabilities, a root file system that
+cannot be written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvcm.resources.manager import KVCacheManagerResource, KVCacheManagerSpec
+from kvcm.resources.manager_settings import REGISTRY_MOUNT
+from kvcm_operator import names
+from kvcm_operator.mounts import volume_source
+from kvcm_operator.world import Json
+
+CONFIG_HASH = "kvcm.io/config-hash"
+CONFIG_MOUNT = "/etc/kvcm"
+STATE_MOUNT = "/var/lib/kvcm"
+STARTUP_FILE = "startup.json"
+CONTAINER = "manager"
+USER = 65532
+# Draining takes up to half a minute; the kubelet must not be faster.
+STOP_S = 60
+OWN_PATHS = (CONFIG_MOUNT, STATE_MOUNT, REGISTRY_MOUNT, "/tmp")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A storage's volume in the manager's pods."""
+
+    name: str
+    path: str
+    source: Json
+
+
+def stateful_set(resource: KVCacheManagerResource, image: str, mounts: Sequence[Mount], config_hash: str) -> Json:
+    name, spec = resource.metadata.name, resource.spec
+    pod = _pod_spec(resource, image, mounts)
+    # The hash covers the settings too: a pod reads them only when it starts.
+    template_meta = {"labels": {**spec.pod_labels, **names.labels(name)}, "annotations": dict(spec.pod_annotations)}
+    content = json.dumps([config_hash, template_meta, pod], sort_keys=True)
+    template_meta["annotations"][CONFIG_HASH] = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": names.stateful_set(name), "namespace": resource.metadata.namespace, "labels": names.labels(name)},
+        "spec": {
+            "replicas": spec.replicas,
+            "serviceName": names.headless_service(name),
+            "podManagementPolicy": "Parallel",
+            "updateStrategy": {"type": "OnDelete"},
+            "selector": {"matchLabels": names.selector(name)},
+            "template": {"metadata": template_meta, "spec": pod},
+        },
+    }
+
+
+def _pod_spec(resource: KVCacheManagerResource, image: str, mounts: Sequence[Mount]) -> Json:
+    spec = resource.spec
+    own: list[tuple[str, str, Json]] = [
+        ("config", CONFIG_MOUNT, {"configMap": {"name": names.config_map(resource.metadata.name)}}),
+        ("state", STATE_MOUNT, {"emptyDir": {}}),
+        ("tmp", "/tmp", {"emptyDir": {}}),  # a path inside the container
+    ]
+    if spec.registry.volume is not None:
+        own.append(("registry", REGISTRY_MOUNT, volume_source(spec.registry.volume)))
+    volumes = [*own, *((mount.name, mount.path, mount.source) for mount in mounts)]
+    pod: Json = {
+        "serviceAccountName": names.service_account(resource.metadata.name),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": STOP_S,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "nodeSelector": dict(spec.node_selector),
+        "tolerations": [item.model_dump(mode="json", by_alias=True, exclude_none=True) for item in spec.tolerations],
+        "affinity": spec.affinity.model_dump(mode="json", by_alias=True, exclude_none=True) if spec.affinity is not None else {},
+        "containers": [_container(spec, image, [(name, path) for name, path, _ in volumes])],
+        "volumes": [{"name": name, **source} for name, _, source in volumes],
+    }
+    return pod
+
+
+def _container(spec: KVCacheManagerSpec, image: str, mounts: Sequence[tuple[str, str]]) -> Json:
+    ports = spec.service.ports
+    numbers = {"meta-grpc": ports.meta_grpc, "meta-http": ports.meta_http, "admin-grpc": ports.admin_grpc, "admin-http": ports.admin_http}
+    return {
+        "name": CONTAINER,
+        "image": image,
+        "imagePullPolicy": spec.image_pull_policy,
+        # Names and addresses differ by pod, so they are arguments and not in the file.
+        "command": ["kvcm", "serve", "--config-file", f"{CONFIG_MOUNT}/kvcm.conf"],
+        "args": ["--env", "kvcm.leader_elector.node_id=$(POD_NAME)", "--env", "kvcm.service.advertised_host=$(POD_IP)"],
+        "env": [_from_pod("POD_NAME", "metadata.name"), _from_pod("POD_IP", "status.podIP")],
+        "ports": [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in numbers.items()],
+        # Health says no while a leader is missing or recovery runs; restarting would not help then, so only a closed port counts as dead.
+        "livenessProbe": {"tcpSocket": {"port": "admin-http"}, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
+        "readinessProbe": {
+            "httpGet": {"path": "/api/healthy", "port": "admin-http"},
+            "periodSeconds": 2,
+            "timeoutSeconds": 5,
+            "failureThreshold": 3,
+        },
+        "resources": spec.resources.model_dump(mode="json", by_alias=True),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": name, "mountPath": path} for name, path in mounts],
+    }
+
+
+def _from_pod(name: str, path: str) -> Json:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}

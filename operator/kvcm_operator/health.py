@@ -1,0 +1,89 @@
+"""Is this operator of any use? Facts for the probes, and the metrics of passes.
+
+Liveness fails only when a restart would help: when watches have fallen behind what reading shows. Reading is done by every pass anyway, so a watch
+that hangs is found by comparing generations, however quiet the cluster is. Everything else (not the leader, managers away) is readiness or a metric.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from kvcm.common.clock import Clock
+from kvcm_operator.world import Ref
+
+MAX_WATCH_LAG_S = 120.0
+_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+
+
+class Health(Collector):
+    """The observer of an `Engine`. `seen`: the newest generation of an object that a watch has shown, None when it has shown none."""
+
+    def __init__(self, clock: Clock, seen: Callable[[Ref], int | None]) -> None:
+        self._clock = clock
+        self._seen = seen
+        self._behind: dict[Ref, int] = {}
+        self._reasons: dict[Ref, str] = {}
+        self.leader = False
+        self.started = False
+        self.registry = CollectorRegistry()
+        labels = ("kind", "result")
+        self._passes = Counter("kvcm_operator_reconcile", "Passes over objects.", labels, registry=self.registry)
+        self._seconds = Histogram("kvcm_operator_reconcile_seconds", "Duration of passes.", ("kind",), buckets=_BUCKETS, registry=self.registry)
+        self._drift = Counter("kvcm_operator_drift_corrections", "Things changed behind the operator's back and put right.", ("kind",), registry=self.registry)
+        self.registry.register(self)
+
+    # -- the observer --------------------------------------------------------------------------------------------------------------------------
+
+    def passed(self, ref: Ref, result: str, seconds: float, corrections: int) -> None:
+        self._passes.labels(ref.kind, result).inc()
+        self._seconds.labels(ref.kind).observe(seconds)
+        self._drift.labels(ref.kind).inc(corrections)
+        if result == "finished":
+            self._reasons.pop(ref, None)
+        elif result != "error":
+            self._reasons[ref] = result
+
+    def read(self, ref: Ref, generation: int) -> None:
+        shown = self._seen(ref)
+        if shown is not None and shown >= generation:
+            self._behind.pop(ref, None)
+        else:
+            self._behind.setdefault(ref, self._clock.monotonic_us())
+
+    def gone(self, ref: Ref) -> None:
+        self._behind.pop(ref, None)
+        self._reasons.pop(ref, None)
+
+    # -- the probes ----------------------------------------------------------------------------------------------------------------------------
+
+    def watch_lag_s(self) -> float:
+        """For how long the watches have not shown something that reading shows; 0 when they are up to date."""
+        now = self._clock.monotonic_us()
+        # An object may have caught up since it was last read.
+        lags = [now - since for ref, since in self._behind.items() if self._seen(ref) is None or now - since > 0]
+        return max(lags, default=0) / 1e6
+
+    def alive(self) -> bool:
+        return self.watch_lag_s() < MAX_WATCH_LAG_S
+
+    def ready(self) -> bool:
+        """Leading and working. One that waits for the Lease is not ready, and quite well."""
+        return self.started and self.leader
+
+    # -- the metrics ---------------------------------------------------------------------------------------------------------------------------
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        objects = GaugeMetricFamily("kvcm_operator_objects", "Objects by the reason of their Ready condition.", labels=("kind", "reason"))
+        for (kind, reason), number in sorted(Tally((ref.kind, reason) for ref, reason in self._reasons.items()).items()):
+            objects.add_metric((kind, reason), number)
+        yield objects
+        yield GaugeMetricFamily("kvcm_operator_leader", "Is this process the one that works?", value=float(self.leader))
+        yield GaugeMetricFamily("kvcm_operator_watch_lag_seconds", "How far watches are behind what reading shows.", value=self.watch_lag_s())

@@ -1,0 +1,128 @@
+"""One pass over one KVCacheManager: guards in order, then its objects, its pods, and what it says about itself.
+
+Nothing is asked of the manager before its objects are right, and no pod is deleted for another reason than an old template. A pass that is cut off
+anywhere is simply done again: objects are compared, not remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvcm.common.errors import Conflict
+from kvcm.resources.conditions import Reason
+from kvcm.resources.errors import ResourceError
+from kvcm.resources.manager import KVCacheManagerResource
+from kvcm.resources.parse import parse_manager
+from kvcm_operator import names
+from kvcm_operator.children import build
+from kvcm_operator.children_apply import Applied, ChildLeaving, ChildRefused, NotOurs, need, ref_to, write
+from kvcm_operator.children_volumes import Volumes, volumes
+from kvcm_operator.passes import event
+from kvcm_operator.plan_manager import Sight, facts, judge, kept_conditions, more_conditions
+from kvcm_operator.release import going_away
+from kvcm_operator.rollout import Pods
+from kvcm_operator.rollout import judge as judge_pods
+from kvcm_operator.serving import SILENT, ask
+from kvcm_operator.subject import Subject
+from kvcm_operator.verdict import TRUE, Verdict, paused, refused, stalled, status_of, waiting
+from kvcm_operator.world import GROUP, STORAGE, Json, Outcome, Ref, World
+
+
+async def reconcile(resource: Json, world: World) -> Outcome:
+    subject = Subject(resource)
+    if subject.deleting:
+        return await _release(subject, world)
+    if subject.paused or subject.spec.get("paused") is True:
+        return _unseen(subject, world, paused(subject, "paused by annotation or by spec.paused"))
+    try:
+        manager = parse_manager(subject.document())
+    except ResourceError as error:
+        return _unseen(subject, world, stalled(Reason.INVALID_SPEC, error.message))
+    image = manager.spec.image or world.default_image
+    if not image:
+        return _unseen(subject, world, stalled(Reason.INVALID_SPEC, "spec.image: must be set, because this operator was given no image of its own"))
+    work = _Work(subject, manager, image, world)
+    try:
+        await work.bring()
+    except NotOurs as error:
+        return _unseen(subject, world, stalled(Reason.OBJECT_CONFLICT, error.message), touched=work.touched)
+    except ChildRefused as error:
+        return _unseen(subject, world, refused(Reason.CLUSTER_REFUSED, error.message), touched=work.touched)
+    except (ChildLeaving, Conflict):
+        verdict = waiting(Reason.RECONCILING, "an object of the manager is being deleted or changed by somebody else; it will be tried again")
+        return _unseen(subject, world, verdict, touched=work.touched)
+    return await work.look()
+
+
+class _Work:
+    def __init__(self, subject: Subject, manager: KVCacheManagerResource, image: str, world: World) -> None:
+        self._subject = subject
+        self._manager = manager
+        self._image = image
+        self._world = world
+        self._volumes = Volumes((), ())
+        self.touched = False
+        self.corrections = 0
+
+    async def bring(self) -> None:
+        """The objects as they should be. All are compared before the first is written, so that a drift is reported before it is repaired."""
+        kube, subject = self._world.kube, self._subject
+        set_ref = Ref("StatefulSet", subject.ref.namespace, names.stateful_set(subject.ref.name))
+        storages = await kube.list(STORAGE, subject.ref.namespace)
+        self._volumes = volumes(subject.ref.name, storages, await kube.get(set_ref))
+        desired = build(self._manager, subject.uid, self._image, self._volumes.mounts)
+        needs = [need(body, await kube.get(ref_to(body)), expected=subject.settled) for body in desired]
+        self.corrections = sum(item.result is Applied.CORRECTED for item in needs)
+        if self.corrections and subject.condition("Synced").get("reason") != Reason.DRIFT_CORRECTED.value:
+            message = "an object of the manager was removed or changed without a change of this resource; putting it right"
+            await kube.emit(event(subject, "Warning", Reason.DRIFT_CORRECTED.value, message))
+        for body, item in zip(desired, needs, strict=True):
+            if item.result is not Applied.UNCHANGED:
+                self.touched = True
+                await write(kube, body, item, expected=subject.settled)
+
+    async def look(self) -> Outcome:
+        subject, world = self._subject, self._world
+        pods = await self._pods()
+        if pods.replace is not None:
+            meta = pods.replace["metadata"]
+            self.touched = True
+            await world.kube.delete(Ref("Pod", subject.ref.namespace, meta["name"]), meta["uid"])
+        outside = world.admin.overridden(subject.ref.namespace, subject.ref.name)
+        replicas = self._manager.spec.replicas
+        serving = await ask(subject, world) if replicas and (outside or pods.ready) else SILENT
+        sight = Sight(replicas, pods, serving, outside)
+        now = world.clock.wall_us()
+        synced = Reason.DRIFT_CORRECTED if self.corrections else Reason.IN_SYNC
+        verdict = judge(subject, sight, now, world.pace.grace, synced)
+        extra = more_conditions(subject, verdict, sight, self._note())
+        status = status_of(subject, verdict, now, facts(subject, self._manager, sight, now), extra)
+        after = world.pace.retry if verdict.reconciling or (serving is SILENT and replicas) else None
+        return Outcome(status, requeue_after=after, touched=self.touched, corrections=self.corrections)
+
+    async def _pods(self) -> Pods:
+        namespace, name = self._subject.ref.namespace, self._subject.ref.name
+        stateful_set = await self._world.kube.get(Ref("StatefulSet", namespace, names.stateful_set(name)))
+        found: Sequence[Json] = await self._world.kube.list("Pod", namespace, names.selector(name))
+        return judge_pods(stateful_set or {}, found)
+
+    def _note(self) -> str:
+        refused_ = ", ".join(self._volumes.refused)
+        return f"not mounted, because another volume has the same path: {refused_}" if refused_ else ""
+
+
+def _unseen(subject: Subject, world: World, verdict: Verdict, *, touched: bool = False) -> Outcome:
+    """A pass that ended before the pods."""
+    status = status_of(subject, verdict, world.clock.wall_us(), {}, kept_conditions(subject, verdict))
+    return Outcome(status, requeue_after=world.pace.waiting if verdict.reconciling and verdict.ready is not TRUE else None, touched=touched)
+
+
+async def _release(subject: Subject, world: World) -> Outcome:
+    """Its objects go with it (they name it as their owner). Only dependents that want to be removed from its registry first are waited for."""
+    if not subject.held or subject.forced:
+        return Outcome(finished=True, touched=True)
+    for kind in (GROUP, STORAGE):
+        for other in map(Subject, await world.kube.list(kind, subject.ref.namespace)):
+            if other.manager_name == subject.ref.name and going_away(other):
+                return _unseen(subject, world, waiting(Reason.DELETING, "resources of this manager that are being deleted go first"))
+    return Outcome(finished=True, touched=True)

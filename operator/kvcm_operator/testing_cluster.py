@@ -1,0 +1,79 @@
+"""The controllers of a cluster, as far as a KVCacheManager needs them: StatefulSets make pods, pods become ready, owners take their objects along.
+
+Each step is one look of every controller. A new pod is a new manager process: its memory is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvcm.client.admin_testing import FakeAdmin
+from kvcm_operator.subject import Subject, mapping
+from kvcm_operator.testing import FakeKube
+from kvcm_operator.world import Json, Ref
+
+OWNED = ("StatefulSet", "Service", "ConfigMap", "ServiceAccount", "Pod")
+
+
+class FakeCluster:
+    """`sleeping`: controllers that do not look (`StatefulSet`, `kubelet`)."""
+
+    def __init__(self, kube: FakeKube, on_pod: Callable[[str, FakeAdmin], None]) -> None:
+        self._kube = kube
+        self._on_pod = on_pod
+        self.sleeping: set[str] = set()
+
+    def step(self) -> None:
+        self._collect_garbage()
+        if "StatefulSet" not in self.sleeping:
+            for ref in self._kube.refs("StatefulSet"):
+                self._scale(ref)
+        if "kubelet" not in self.sleeping:
+            for ref in self._kube.refs("Pod"):
+                self._start(ref)
+
+    def _collect_garbage(self) -> None:
+        alive = {Subject(self._kube.body(ref)).uid for kind in ("KVCacheManager", "StatefulSet") for ref in self._kube.refs(kind)}
+        for kind in OWNED:
+            for ref in self._kube.refs(kind):
+                owners = mapping(self._kube.body(ref)["metadata"]).get("ownerReferences") or []
+                if owners and not any(owner["uid"] in alive for owner in owners):
+                    self._kube.mark_deleted(ref)
+
+    def _scale(self, ref: Ref) -> None:
+        body = self._kube.body(ref)
+        status = {"observedGeneration": body["metadata"]["generation"], "replicas": body["spec"]["replicas"]}
+        if body.get("status") != status:
+            self._kube.set_status(ref, status)
+        for number in range(body["spec"]["replicas"]):
+            if not self._kube.has(Ref("Pod", ref.namespace, f"{ref.name}-{number}")):
+                self._kube.put(_pod(body, number))
+        for pod in self._kube.refs("Pod"):
+            number = int(pod.name.rpartition("-")[2])
+            if pod.name.startswith(ref.name) and number >= body["spec"]["replicas"]:
+                self._kube.mark_deleted(pod)
+
+    def _start(self, ref: Ref) -> None:
+        body = self._kube.body(ref)
+        if mapping(body.get("status")).get("phase") == "Running":
+            return
+        self._kube.set_status(ref, {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]})
+        self._on_pod(str(body["metadata"]["labels"]["kvcm.io/manager"]), FakeAdmin())
+
+
+def _pod(stateful_set: Json, number: int) -> Json:
+    meta, template = stateful_set["metadata"], stateful_set["spec"]["template"]
+    owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": meta["name"], "uid": meta["uid"], "controller": True}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{meta['name']}-{number}",
+            "namespace": meta["namespace"],
+            "labels": template["metadata"]["labels"],
+            "annotations": template["metadata"]["annotations"],
+            "ownerReferences": [owner],
+        },
+        "spec": template["spec"],
+        "status": {"phase": "Pending"},
+    }
