@@ -76,6 +76,47 @@ def test_the_crds_are_accepted_and_established(cluster: Cluster, tmp_path: Path)
                 cluster.kubectl("delete", "crd", name, "--timeout=60s", timeout=70)
 
 
+_CRD = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "trials.bed.example"},
+    "spec": {
+        "group": "bed.example",
+        "scope": "Namespaced",
+        "names": {"kind": "Trial", "listKind": "TrialList", "plural": "trials", "singular": "trial"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "properties": {
+                            "note": {"type": "string", "default": ""},
+                            "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+                        },
+                    }
+                },
+            }
+        ],
+    },
+}
+
+
+def test_an_empty_string_is_a_string(cluster: Cluster, namespace: str) -> None:
+    """A server of 2021 built by a Go of 2023 takes "" for null, unless the build mends it."""
+    cluster.kubectl("apply", "-f", "-", input=json.dumps(_CRD))
+    try:
+        cluster.kubectl("wait", "--for=condition=Established", "crd/trials.bed.example", "--timeout=30s")
+        trial = {"apiVersion": "bed.example/v1", "kind": "Trial", "metadata": {"name": "t", "namespace": namespace}, "labels": {"a": ""}}
+        eventually(lambda: cluster.kubectl("apply", "-f", "-", input=json.dumps(trial)), "the server takes the new kind")
+        got = json.loads(cluster.kubectl("-n", namespace, "get", "trial", "t", "-o", "json"))
+        assert (got["note"], got["labels"]) == ("", {"a": ""})
+    finally:
+        cluster.kubectl("delete", "crd", "trials.bed.example", "--wait=false")
+
+
 def test_a_pod_becomes_ready_and_is_reached(node_cluster: Cluster, namespace: str) -> None:
     pod = {
         "apiVersion": "v1",

@@ -1,7 +1,9 @@
 """Build the Kubernetes servers from Debian's source, with Debian's Go.
 
-Dangers met: reflect2 1.0.1, which the source carries, corrupts memory when it is compiled with Go 1.18 or newer (the API server then dies on
-the first custom resource), so Debian's 1.0.2 takes its place; and the OpenAPI code is not in the source, so the build must generate it.
+Dangers met. The source is from the time of Go 1.15, and two packages it carries break under Go 1.19. reflect2 1.0.1 corrupts memory (the API
+server dies on the first custom resource), so Debian's 1.0.2 takes its place. go-openapi/validate takes an empty string for null, because it
+compares the insides of two reflect.Value, so every "" in a custom resource or a default would be refused. The OpenAPI code is not in the
+source, so the build must generate it.
 """
 
 from __future__ import annotations
@@ -34,11 +36,7 @@ def make(target: Path, work: Path) -> None:
     root, source = work / "root", work / "source"
     made_from = packages.unpack([*_GO, _REFLECT2], root)
     made_from.append(packages.source("kubernetes", source))
-    vendored = source / "vendor/github.com/modern-go/reflect2"
-    for old in vendored.glob("*.go"):
-        old.unlink()
-    for new in (root / "usr/share/gocode/src/github.com/modern-go/reflect2").glob("*.go"):
-        shutil.copy(new, vendored)
+    _mend_for_this_go(source, root / "usr/share/gocode/src")
     served.serve_newer_versions(source)
     env = _go_environment(root, source, work)
     log = work / "build.log"
@@ -49,6 +47,21 @@ def make(target: Path, work: Path) -> None:
     flags = ["-trimpath", "-ldflags", "-s -w"]
     run(["nice", "-n", "10", "go", "build", *flags, "-o", target / "pause", _PAUSE], timeout=300, env={**env, "GO111MODULE": "off"}, log=log)
     (target / "made-from.txt").write_text("\n".join(made_from) + "\n", encoding="utf-8")
+
+
+def _mend_for_this_go(source: Path, go_packages: Path) -> None:
+    reflect2 = "github.com/modern-go/reflect2"
+    for old in (source / "vendor" / reflect2).glob("*.go"):
+        old.unlink()
+    for new in (go_packages / reflect2).glob("*.go"):
+        shutil.copy(new, source / "vendor" / reflect2)
+    # only the first half ever held for JSON values before Go 1.17; the second is true for "" since
+    served.edit_once(
+        source,
+        "vendor/github.com/go-openapi/validate/type.go",
+        "if data == nil || reflect.DeepEqual(reflect.Zero(reflect.TypeOf(data)), reflect.ValueOf(data)) {",
+        "if data == nil {",
+    )
 
 
 def _go_environment(root: Path, source: Path, work: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ pod with a read-only root starts as fast as any. Versions are those of constrain
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from e2e.cluster.oci import ImageConfig, write_image
 
 _PACKAGES = "usr/local/lib/python3.11/dist-packages"
 _IMAGE_PYTHON = (3, 11)
+_NOT_SOURCE = (".*", "build", "dist", "*.egg-info", "__pycache__")
 _TIMEOUT_S = 600.0
 _UNPRIVILEGED = "65532:65532"
 # what another Python must ask for to get the files of the image's one
@@ -52,9 +54,11 @@ def project_image(cache: Cache, out: Path, name: str, sources: Sequence[Path], c
 
 
 def _wheel(pip: Sequence[str], source: Path, work: Path) -> Path:
-    """Built outside the source tree as far as the build tool allows; one folder per source, so that its wheel is known."""
+    """Built from a copy: setuptools leaves a folder `build` in a source tree, and takes files that were deleted since from it."""
     folder = Path(tempfile.mkdtemp(dir=work, prefix="wheel-"))
-    run([*pip, "wheel", "--no-deps", "-w", folder, source.absolute()], timeout=_TIMEOUT_S)
+    copy = folder / "source"
+    shutil.copytree(source, copy, symlinks=True, ignore=shutil.ignore_patterns(*_NOT_SOURCE))
+    run([*pip, "wheel", "--no-deps", "-w", folder, copy], timeout=_TIMEOUT_S)
     found = list(folder.glob("*.whl"))
     if len(found) != 1:
         raise BedError(f"pip made {len(found)} wheels of {source}, not one")

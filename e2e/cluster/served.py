@@ -119,7 +119,7 @@ def serve_newer_versions(source: Path) -> None:
     for served in _SERVED:
         _add(source, _INSTALL_FILE.format(group=served.group), _install_text(served))
         _add(source, _STORAGE_FILE.format(group=served.group), _STORAGE_TEXT.format(body=served.storage))
-        _edit(
+        edit_once(
             source,
             f"pkg/registry/{served.group}/rest/storage_{served.group}.go",
             "\treturn apiGroupInfo, true, nil\n",
@@ -128,8 +128,8 @@ def serve_newer_versions(source: Path) -> None:
     enabled = "".join(f'\tconfig.EnableVersions(schema.GroupVersion{{Group: "{s.group}", Version: "{s.version}"}})\n' for s in _SERVED if not s.known)
     _add(source, _ENABLE_FILE, _ENABLE_TEXT.format(body=enabled))
     explicit = "\t// enable non-deprecated beta resources in extensions/v1beta1 explicitly"
-    _edit(source, "pkg/controlplane/instance.go", explicit, f"\tenableAlsoServed(ret)\n{explicit}")
-    _edit(
+    edit_once(source, "pkg/controlplane/instance.go", explicit, f"\tenableAlsoServed(ret)\n{explicit}")
+    edit_once(
         source,
         "cmd/kube-apiserver/app/aggregator.go",
         '\t{Group: "policy", Version: "v1beta1"}: ',
@@ -138,7 +138,7 @@ def serve_newer_versions(source: Path) -> None:
         '\t{Group: "policy", Version: "v1beta1"}: ',
     )
     # the body of pods/eviction may be of either version
-    _edit(
+    edit_once(
         source,
         "staging/src/k8s.io/apiserver/pkg/endpoints/handlers/create.go",
         "\t\tif gvk.GroupVersion() != gv {\n",
@@ -164,11 +164,12 @@ def _add(source: Path, name: str, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _edit(source: Path, name: str, old: str, new: str) -> None:
+def edit_once(source: Path, name: str, old: str, new: str) -> None:
+    """Replace a text that must be there exactly once. BedError if it is not."""
     path = source / name
     text = path.read_text(encoding="utf-8")
     if text.count(old) != 1:
-        raise BedError(f"{name} of this Kubernetes source is not as expected; served.py was written for 1.20.2")
+        raise BedError(f"{name} of this Kubernetes source is not as expected; the changes were written for 1.20.2")
     path.write_text(text.replace(old, new), encoding="utf-8")
 
 
