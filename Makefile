@@ -1,7 +1,7 @@
 # `make help` lists every target; an undocumented target is a bug.
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-.PHONY: help demo test unit integration lint format proto crds bench replay-full clean venv
+.PHONY: help demo test unit integration e2e cluster-up cluster-down lint format proto crds bench replay-full clean venv
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -20,6 +20,15 @@ unit: venv ## the quick part: unit, property and scenario tests
 
 integration: venv ## real processes and sockets
 	@$(PY) -m pytest -q tests/integration
+
+e2e: venv ## end-to-end tests on a real Kubernetes API server (KVCM_E2E_KUBECONFIG or KUBEBUILDER_ASSETS: use that one; else the test bed)
+	@$(PY) -m pytest -q e2e
+
+cluster-up: venv ## the test bed's Kubernetes, as far as this machine allows (the first time it is built: 5 to 9 minutes)
+	@$(PY) -m e2e.cluster up
+
+cluster-down: ## end it and put everything back
+	@$(PY) -m e2e.cluster down
 
 lint: venv ## ruff, types, layers, generated files
 	@$(PY) -m ruff check .

@@ -4,8 +4,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 started=$(date +%s)
 status=0
-.venv/bin/python -m pytest tests "$@" || status=$?
-echo "tiers run: unit, property, scenario, integration"
-echo "tiers not run: e2e (Kubernetes; the operator is not part of this version), benchmark (make bench, on a quiet machine)"
+echo "end-to-end level of this machine: $(.venv/bin/python -m e2e.cluster detect 2>&1 | tail -n 1)"
+.venv/bin/python -m pytest tests e2e "$@" || status=$?
+echo "tiers: unit, property, scenario, integration, e2e (skips above name what this machine cannot run)"
+echo "not run: benchmark (make bench, on a quiet machine)"
 echo "make test took $(( $(date +%s) - started )) s"
 exit "$status"
