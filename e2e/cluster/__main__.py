@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     image.add_argument("--name", required=True, help="as in local/kvcm:1; the tag latest is refused")
     image.add_argument("--out", type=Path, required=True, help="the OCI archive to write")
     image.add_argument("--with", dest="more", type=Path, action="append", default=[], help="a further project folder or wheel")
+    image.add_argument("--extra", dest="extras", action="append", default=[], help="an optional part of this project, as in operator")
     image.add_argument("--load", action="store_true", help="give it to the nodes of the running cluster")
     image.add_argument("command_line", nargs="*", metavar="WORD", help="what a container runs (default: kvcm)")
     return parser
@@ -97,7 +98,8 @@ def _use(options: argparse.Namespace, settings: Settings, cache: Cache) -> int:
         smoke(cluster, _say)
         return 0
     root = Path(__file__).parents[2]
-    project_image(cache, options.out, options.name, [root, *options.more], options.command_line or ["kvcm"])
+    command = options.command_line or ["kvcm"]
+    project_image(cache, options.out, options.name, [root, *options.more], command, extras=options.extras)
     _say(f"wrote {options.out}")
     if options.load:
         if cluster is None:

@@ -28,8 +28,11 @@ _PLATFORMS = [f"--platform={tag}_x86_64" for tag in ("manylinux2014", "manylinux
 _CROSS = ["--python-version=3.11", "--implementation=cp", *_PLATFORMS]
 
 
-def project_image(cache: Cache, out: Path, name: str, sources: Sequence[Path], command: Sequence[str]) -> None:
-    """Write the OCI archive `out`. `sources` are project folders or wheels. BedError if pip cannot install them."""
+def project_image(cache: Cache, out: Path, name: str, sources: Sequence[Path], command: Sequence[str], *, extras: Sequence[str] = ()) -> None:
+    """Write the OCI archive `out`. `sources` are project folders or wheels, `extras` are those of the first one.
+
+    BedError if pip cannot install them.
+    """
     base = python_base(cache)
     out = out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -40,11 +43,12 @@ def project_image(cache: Cache, out: Path, name: str, sources: Sequence[Path], c
         target.mkdir(parents=True)
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
         wheels = [source if source.suffix == ".whl" else _wheel(pip, source, work) for source in sources]
+        first = f"{wheels[0]}[{','.join(extras)}]" if extras else str(wheels[0])
         constraints = Path(__file__).parents[2] / "constraints.txt"
         pinned = ["-c", str(constraints)] if constraints.is_file() else []
         same = sys.version_info[:2] == _IMAGE_PYTHON
         options = ["--no-compile", "--only-binary=:all:", *([] if same else _CROSS), *pinned, "--target", str(target)]
-        run([*pip, "install", *options, *wheels], timeout=_TIMEOUT_S)
+        run([*pip, "install", *options, first, *wheels[1:]], timeout=_TIMEOUT_S)
         if same:
             compiler = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode=unchecked-hash", "-s", str(root), "-p", "/", str(target)]
             run(compiler, timeout=_TIMEOUT_S)
