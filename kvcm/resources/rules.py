@@ -147,7 +147,7 @@ RULES: tuple[CelRule, ...] = (
     CelRule(
         "Storage",
         "spec.mooncake",
-        "(self.protocol == 'rdma') == (self.rdmaDevice != '')",
+        "(self.protocol == 'rdma') == has(self.rdmaDevice)",
         "rdmaDevice must be set when protocol is rdma, and only then",
         "MooncakeBackend._device_with_rdma",
     ),

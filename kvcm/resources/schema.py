@@ -48,7 +48,7 @@ _KEPT = (
 class KindInfo:
     kind: str
     plural: str
-    short_name: str
+    short_names: tuple[str, ...]
     description: str
     spec: type[BaseModel]
     status: type[BaseModel]
@@ -68,7 +68,7 @@ KINDS: tuple[KindInfo, ...] = (
     KindInfo(
         "Storage",
         "storages",
-        "kvst",
+        ("kvst",),
         "Storage is one named place for KV bytes on one manager.",
         StorageSpec,
         StorageStatus,
@@ -82,7 +82,7 @@ KINDS: tuple[KindInfo, ...] = (
     KindInfo(
         "InstanceGroup",
         "instancegroups",
-        "kvig",
+        ("kvig",),
         "InstanceGroup is a set of instances that share a quota and storages.",
         InstanceGroupSpec,
         InstanceGroupStatus,
@@ -97,7 +97,8 @@ KINDS: tuple[KindInfo, ...] = (
     KindInfo(
         "KVCacheManager",
         "kvcachemanagers",
-        "kvcm",
+        # `kvcm` is the category too, and kubectl takes `kubectl get kvcm NAME` for a name in all three kinds and refuses; `kvmgr` is free of that.
+        ("kvcm", "kvmgr"),
         "KVCacheManager is the metadata service of a set of inference engines.",
         KVCacheManagerSpec,
         KVCacheManagerStatus,
@@ -128,7 +129,7 @@ def crd(info: KindInfo, *, cel: bool = True) -> Json:
                 "listKind": f"{info.kind}List",
                 "plural": info.plural,
                 "singular": info.kind.lower(),
-                "shortNames": [info.short_name],
+                "shortNames": list(info.short_names),
                 "categories": ["kvcm"],
             },
             "versions": [
@@ -201,7 +202,8 @@ def _fill_in_factories(node: Json, model: type[BaseModel]) -> None:
 
 def _convert(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> Json:
     source = _without_null(_resolved(source, definitions), definitions)
-    target: Json = {key: source[key] for key in _KEPT if key in source and not (key == "default" and source[key] is None)}
+    # An empty text as a default says no more than an absent field.
+    target: Json = {key: source[key] for key in _KEPT if key in source and not (key == "default" and source[key] in (None, ""))}
     if "const" in source:
         target["enum"] = [source["const"]]
     if target.get("type") == "integer":

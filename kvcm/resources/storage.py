@@ -29,6 +29,7 @@ from kvcm.resources.base import (
 
 _KEYS_PER_FILE = "Blocks packed into one file. With 1, deleting a block frees its bytes at once."
 _Word = Annotated[str, StringConstraints(max_length=253, pattern=r"^\S*$")]
+_Device = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^\S+$")]
 
 
 class NfsBackend(Model):
@@ -43,7 +44,7 @@ class ThreeFSBackend(Model):
 
     mountpoint: AbsolutePath = Field(description="Where 3FS is mounted.")
     root_dir: RelativePath = Field(description="Directory below the mount point that holds the blocks.")
-    cluster_name: _Word = Field(default="", description="Name of the 3FS cluster; handed to clients, the manager does not use it.")
+    cluster_name: _Word | None = Field(default=None, description="Name of the 3FS cluster; handed to clients, the manager does not use it.")
     key_count_per_file: KeyCountPerFile = Field(default=1, description=_KEYS_PER_FILE)
     touch_file_when_create: bool = Field(default=False, description="Create the file when a block is allocated instead of when it is written.")
 
@@ -62,12 +63,12 @@ class MooncakeBackend(Model):
     local_hostname: Host = Field(description="Host name of this side of a transfer.")
     metadata_connstring: ServiceUri = Field(description="Where Mooncake keeps its metadata; without credentials.")
     protocol: Literal["tcp", "rdma"] = Field(description="Transport of the bytes.")
-    rdma_device: _Word = Field(default="", description="Device for rdma; must be set for rdma and only for it.")
+    rdma_device: _Device | None = Field(default=None, description="Device for rdma; must be set for rdma and only for it.")
     master_service_entry: ServiceUri = Field(description="host:port of the Mooncake master.")
 
     @model_validator(mode="after")
     def _device_with_rdma(self) -> MooncakeBackend:
-        if (self.protocol == "rdma") != bool(self.rdma_device):
+        if (self.protocol == "rdma") != (self.rdma_device is not None):
             raise ValueError("rdmaDevice must be set when protocol is rdma, and only then")
         return self
 

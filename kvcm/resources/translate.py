@@ -123,7 +123,7 @@ def _three_fs(spec: ThreeFSBackend) -> Json:
     return {
         "mountpoint": spec.mountpoint,
         "root_dir": spec.root_dir,
-        "cluster_name": spec.cluster_name,
+        "cluster_name": spec.cluster_name or "",
         "key_count_per_file": spec.key_count_per_file,
         "touch_file_when_create": spec.touch_file_when_create,
     }

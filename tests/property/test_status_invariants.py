@@ -36,7 +36,7 @@ def _document(generation: int, observed: int, conditions: tuple[Condition, ...])
     return {"metadata": {"generation": generation}, "status": {"observedGeneration": observed, "conditions": found}}
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(_HISTORY, st.integers(1, 3))
 def test_I_ST_1_never_current_for_an_unprocessed_generation(history: list[tuple[int, list[Wanted], int]], edits: int) -> None:
     generation, observed = 1, -1
@@ -60,7 +60,7 @@ def test_I_ST_1_a_fresh_object_is_in_progress(info: Any) -> None:
     assert not wait_returns(fresh, "Ready")
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(_HISTORY)
 def test_I_ST_2_a_time_changes_exactly_with_its_status(history: list[tuple[int, list[Wanted], int]]) -> None:
     conditions: tuple[Condition, ...] = ()
@@ -75,7 +75,7 @@ def test_I_ST_2_a_time_changes_exactly_with_its_status(history: list[tuple[int, 
             assert (old is not None and old.last_transition_time == condition.last_transition_time) is same
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(_HISTORY, _PASS, st.integers(0, 10**6))
 def test_I_ST_3_the_same_pass_again_changes_nothing(history: list[tuple[int, list[Wanted], int]], wanted: list[Wanted], seconds: int) -> None:
     conditions: tuple[Condition, ...] = ()
@@ -85,7 +85,7 @@ def test_I_ST_3_the_same_pass_again_changes_nothing(history: list[tuple[int, lis
     assert next_conditions(once, wanted, 2, START + timedelta(seconds=seconds)) == once
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(_PASS, _PASS, st.integers(1, 10**9))
 def test_I_ST_4_conditions_are_a_map_and_fit_the_schema(first: list[Wanted], second: list[Wanted], generation: int) -> None:
     conditions = next_conditions(next_conditions((), first, 1, START), second, generation, START)

@@ -58,7 +58,7 @@ def test_names_columns_and_status_follow_the_contract(info: KindInfo) -> None:
     spec = crd(info)["spec"]
     assert spec["group"] == "kvcm.io"
     assert spec["names"]["categories"] == ["kvcm"]
-    assert spec["names"]["shortNames"] == [{"KVCacheManager": "kvcm", "Storage": "kvst", "InstanceGroup": "kvig"}[info.kind]]
+    assert spec["names"]["shortNames"] == {"KVCacheManager": ["kvcm", "kvmgr"], "Storage": ["kvst"], "InstanceGroup": ["kvig"]}[info.kind]
     (version,) = spec["versions"]
     assert version["name"] == "v1alpha1"
     assert version["subresources"]["status"] == {}
