@@ -26,7 +26,7 @@ class Health(Collector):
     def __init__(self, clock: Clock, seen: Callable[[Ref], int | None]) -> None:
         self._clock = clock
         self._seen = seen
-        self._behind: dict[Ref, int] = {}
+        self._behind: dict[Ref, tuple[int, int]] = {}
         self._reasons: dict[Ref, str] = {}
         self.leader = False
         self.started = False
@@ -49,11 +49,11 @@ class Health(Collector):
             self._reasons[ref] = result
 
     def read(self, ref: Ref, generation: int) -> None:
-        shown = self._seen(ref)
-        if shown is not None and shown >= generation:
+        if self._shown(ref, generation):
             self._behind.pop(ref, None)
         else:
-            self._behind.setdefault(ref, self._clock.monotonic_us())
+            # Since when, of the oldest generation that is missing.
+            self._behind.setdefault(ref, (generation, self._clock.monotonic_us()))
 
     def gone(self, ref: Ref) -> None:
         self._behind.pop(ref, None)
@@ -63,10 +63,13 @@ class Health(Collector):
 
     def watch_lag_s(self) -> float:
         """For how long the watches have not shown something that reading shows; 0 when they are up to date."""
-        now = self._clock.monotonic_us()
-        # An object may have caught up since it was last read.
-        lags = [now - since for ref, since in self._behind.items() if self._seen(ref) is None or now - since > 0]
-        return max(lags, default=0) / 1e6
+        self._behind = {ref: what for ref, what in self._behind.items() if not self._shown(ref, what[0])}
+        oldest = min((since for _, since in self._behind.values()), default=None)
+        return 0.0 if oldest is None else (self._clock.monotonic_us() - oldest) / 1e6
+
+    def _shown(self, ref: Ref, generation: int) -> bool:
+        shown = self._seen(ref)
+        return shown is not None and shown >= generation
 
     def alive(self) -> bool:
         return self.watch_lag_s() < MAX_WATCH_LAG_S

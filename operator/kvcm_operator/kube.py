@@ -19,7 +19,7 @@ MAX_PAGES = 200
 _NAME_CHARS = 200
 _log = logging.getLogger("kvcm.operator.kube")
 
-_PATHS = {
+KINDS = {
     "KVCacheManager": ("/apis/kvcm.io/v1alpha1", "kvcachemanagers", "kvcm.io/v1alpha1"),
     "Storage": ("/apis/kvcm.io/v1alpha1", "storages", "kvcm.io/v1alpha1"),
     "InstanceGroup": ("/apis/kvcm.io/v1alpha1", "instancegroups", "kvcm.io/v1alpha1"),
@@ -31,6 +31,7 @@ _PATHS = {
     "Event": ("/api/v1", "events", "v1"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases", "coordination.k8s.io/v1"),
 }
+"""Kind -> path of its API version, plural, apiVersion."""
 
 
 class HttpKube:
@@ -112,7 +113,7 @@ def event_body(event: Event, now: str) -> Json:
         "kind": "Event",
         "metadata": {"name": name, "namespace": event.about.namespace},
         "involvedObject": {
-            "apiVersion": _PATHS[event.about.kind][2],
+            "apiVersion": KINDS[event.about.kind][2],
             "kind": event.about.kind,
             "name": event.about.name,
             "namespace": event.about.namespace,
@@ -135,13 +136,9 @@ def path_of(ref: Ref) -> str:
 
 
 def _folder(kind: str, namespace: str) -> str:
-    prefix, plural, _ = _PATHS[kind]
+    prefix, plural, _ = KINDS[kind]
     return f"{prefix}/namespaces/{namespace}/{plural}"
 
 
 def _complete(kind: str, body: Json) -> Json:
-    return {**body, "kind": kind, "apiVersion": _PATHS[kind][2]}
-
-
-def plural_of(kind: str) -> str:
-    return _PATHS[kind][1]
+    return {**body, "kind": kind, "apiVersion": KINDS[kind][2]}

@@ -47,8 +47,11 @@ class Transport(Protocol):
 class ClientTransport:
     """Belongs to one event loop; `close` when done."""
 
-    def __init__(self, api: client.ApiClient, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        self._api = api
+    def __init__(self, settings: client.Configuration, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        # Left alone, the client would repeat by itself, and sleep in a thread for as long as a busy server says.
+        settings.retries = urllib3.Retry(0, redirect=0)
+        settings.connection_pool_maxsize = THREADS
+        self._api = client.ApiClient(settings)
         self._sleep = sleep
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="kvcm-kube")
 
@@ -86,7 +89,7 @@ class ClientTransport:
             raise NotReady("the Kubernetes API server cannot be reached") from None
 
 
-def load_client() -> client.ApiClient:
+def load_settings() -> client.Configuration:
     """In a pod its service account, elsewhere the kubeconfig. Raises InvalidArgument. Blocks."""
     settings = client.Configuration()
     try:
@@ -96,9 +99,7 @@ def load_client() -> client.ApiClient:
             config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]  # the client has few annotations
     except (ConfigException, OSError) as error:
         raise InvalidArgument(f"there is neither a service account nor a usable kubeconfig: {error}") from None
-    settings.retries = urllib3.Retry(0, redirect=0)
-    settings.connection_pool_maxsize = THREADS
-    return client.ApiClient(settings)
+    return settings
 
 
 def _wait(retry_after: str | None) -> float:

@@ -21,14 +21,15 @@ from kvcm.common.clock import Clock, SystemClock
 from kvcm.common.errors import KvcmError
 from kvcm_operator.app import App
 from kvcm_operator.dependencies import Dependencies
+from kvcm_operator.directory import Directory
 from kvcm_operator.health import Health
 from kvcm_operator.health_server import serve
 from kvcm_operator.kube import HttpKube
-from kvcm_operator.kube_transport import ClientTransport, load_client
+from kvcm_operator.kube_transport import ClientTransport, load_settings
 from kvcm_operator.lease import Lease
 from kvcm_operator.runtime import Runtime
 from kvcm_operator.settings import OperatorSettings, from_environment
-from kvcm_operator.world import Ref
+from kvcm_operator.world import Pace, Ref, World
 
 LEASE = "kvcm-operator"
 _log = logging.getLogger("kvcm.operator")
@@ -49,10 +50,12 @@ class Process:
 
     @asynccontextmanager
     async def runtime(self) -> AsyncIterator[Runtime]:
-        transport = ClientTransport(await asyncio.to_thread(load_client))
+        transport = ClientTransport(await asyncio.to_thread(load_settings))
         try:
-            kube = HttpKube(transport, self.clock)
-            runtime = Runtime(kube, self.settings, self.clock, self.random, self.dependencies, self.health)
+            settings = self.settings
+            directory = Directory(settings.overrides, settings.cluster_domain)
+            world = World(HttpKube(transport, self.clock), directory, self.clock, Pace(grace=settings.grace_s), settings.image)
+            runtime = Runtime(world, settings.drift_s, self.random, self.dependencies, self.health)
             runtime.start()
             try:
                 yield runtime
@@ -96,7 +99,7 @@ async def _run(process: Process) -> int:
         await stack.enter_async_context(serve(process.health, settings.http_port))
         keeping: asyncio.Task[None] | None = None
         if settings.lease:
-            transport = ClientTransport(await asyncio.to_thread(load_client))
+            transport = ClientTransport(await asyncio.to_thread(load_settings))
             stack.callback(transport.close)
             identity = f"{settings.identity}_{secrets.token_hex(4)}"
             lease = Lease(HttpKube(transport, process.clock), process.clock, Ref("Lease", settings.namespace, LEASE), identity)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
-from kvcm.common.clock import Clock
 from kvcm_operator import reconcile_group, reconcile_manager, reconcile_storage
 from kvcm_operator.dependencies import Dependencies
-from kvcm_operator.directory import Directory
 from kvcm_operator.engine import Engine
 from kvcm_operator.health import Health
-from kvcm_operator.settings import OperatorSettings
 from kvcm_operator.subject import Subject
 from kvcm_operator.workqueue import WorkQueue
-from kvcm_operator.world import GROUP, MANAGER, STORAGE, Json, KubeApi, Outcome, Pace, Ref, World
+from kvcm_operator.world import GROUP, MANAGER, STORAGE, Json, Outcome, Ref, World
 
 RECONCILERS = {MANAGER: reconcile_manager.reconcile, STORAGE: reconcile_storage.reconcile, GROUP: reconcile_group.reconcile}
 
@@ -21,19 +18,13 @@ RECONCILERS = {MANAGER: reconcile_manager.reconcile, STORAGE: reconcile_storage.
 class Runtime:
     """Belongs to the loop that makes it. `health` may outlive it: it exists before this process leads."""
 
-    def __init__(self, kube: KubeApi, settings: OperatorSettings, clock: Clock, random: Random, dependencies: Dependencies, health: Health) -> None:
-        directory = Directory(settings.overrides, settings.cluster_domain)
-        world = World(kube, directory, clock, Pace(grace=settings.grace_s), settings.image)
+    def __init__(self, world: World, drift_s: float, random: Random, dependencies: Dependencies, health: Health) -> None:
         self._dependencies = dependencies
         self._health = health
         self._random = random
-        self._drift = settings.drift_s
+        self._drift = drift_s
         self._engine = Engine(world, RECONCILERS, health, self._touched)
         self._queue = WorkQueue(self._look, random)
-
-    @property
-    def drift_s(self) -> float:
-        return self._drift
 
     def start(self) -> None:
         self._queue.start()

@@ -45,13 +45,13 @@ class FakeKube:
         found = [body for ref, body in sorted(self._objects.items()) if ref.kind == kind and ref.namespace == namespace]
         return copy.deepcopy([body for body in found if _labels(body).items() >= (labels or {}).items()])
 
-    async def create(self, body: Json) -> None:
+    async def create(self, body: Json, *, held: bool = True) -> None:
         ref = ref_of(body)
         await self._called(f"create {ref.kind}")
         if ref in self._objects:
             raise Conflict(f"{ref.kind} {ref.name} exists already")
         self.writes.append(f"create {ref.kind} {ref.name}")
-        self.put(body)
+        self.put(body, held=held)
 
     async def replace(self, body: Json) -> None:
         ref = ref_of(body)
