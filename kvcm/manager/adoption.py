@@ -29,14 +29,14 @@ class Adopter:
         for slot in shard.index.storage_slots():
             backend = self._storages.backend(self._storages.name_of(slot))
             # The first location in a storage was allocated there, so the storage knows it.
-            if shard.adopted.setdefault(slot, backend) is not backend and backend is not None:
+            if shard.upkeep.adopted.setdefault(slot, backend) is not backend and backend is not None:
                 returned.add(slot)
         if returned:
             await self._adopt(shard, returned)
 
     async def _adopt(self, shard: InstanceShard, slots: Collection[int]) -> None:
         backends = {slot: self._storages.backend(self._storages.name_of(slot)) for slot in slots}
-        shard.deletion_paused = True
+        shard.upkeep.deletion_paused = True
         try:
             for page in shard.index.pages():
                 uris: dict[int, list[str]] = {}
@@ -49,6 +49,6 @@ class Adopter:
                     if backend is not None:
                         backend.adopt(places)
                 await asyncio.sleep(0)
-            shard.adopted.update(backends)
+            shard.upkeep.adopted.update(backends)
         finally:
-            shard.deletion_paused = False
+            shard.upkeep.deletion_paused = False

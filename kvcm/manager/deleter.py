@@ -162,7 +162,7 @@ class Deleter:
             if mark in self._queued:
                 continue
             if len(self._queued) >= self._max_pending:
-                shard.redrive_needed = True
+                shard.upkeep.redrive_needed = True
                 self.stats.queue_overflow += 1
                 continue
             self._queued.add(mark)
@@ -174,7 +174,7 @@ class Deleter:
 
     async def redrive(self, shard: InstanceShard, delay_us: int) -> int:
         """Queue every DELETING location of the shard that no task holds; returns how many were found."""
-        shard.redrive_needed = False
+        shard.upkeep.redrive_needed = False
         found = 0
         for page in shard.index.pages():
             targets = [(key, loc.location_id) for key in page for loc in shard.index.get(key) if loc.header[0] == Status.DELETING]
@@ -267,7 +267,7 @@ class Deleter:
             wanted = [target for target in wanted if target not in held]
         if not wanted:
             return [], held
-        if shard.deletion_paused:
+        if shard.upkeep.deletion_paused:
             return wanted, held
         try:
             await shard.index.sync([key for key, _ in wanted])

@@ -196,7 +196,7 @@ class Instances:
         for shard in self.holders().values():
             await self._adopter.adopt_returned(shard)
             await self._condemn_orphans(shard)
-            if shard.redrive_needed:
+            if shard.upkeep.redrive_needed:
                 await self._deleter.redrive(shard, self.delay_us(shard))
         for instance_id, shard in list(self._draining.items()):
             if not self._turns.is_held(instance_id):
@@ -224,7 +224,9 @@ class Instances:
                 await self._condemn_all(shard)
             except KvcmError as error:
                 log.debug("instance_drain_incomplete instance=%s: %s", instance_id, error.message)
-        elif shard.index.key_count == 0 or (shard.leftover and not shard.orphans and not shard.redrive_needed and not self._deleter.pending_of(shard)):
+        elif shard.index.key_count == 0 or (
+            shard.leftover and not shard.upkeep.orphans and not shard.upkeep.redrive_needed and not self._deleter.pending_of(shard)
+        ):
             del self._draining[instance_id]
             del self._stores[instance_id]
             shard.index.usage.detach()
@@ -323,9 +325,9 @@ class Instances:
             raise
         if count:
             await self._adopter.adopt_loaded(shard)  # all of them before the first deletion
-            shard.orphans = await self._orphans(shard)
-            shard.redrive_needed = True
-            log.info("instance_loaded instance=%s blocks=%d orphan_writes=%d", instance.instance_id, count, len(shard.orphans))
+            shard.upkeep.orphans = await self._orphans(shard)
+            shard.upkeep.redrive_needed = True
+            log.info("instance_loaded instance=%s blocks=%d orphan_writes=%d", instance.instance_id, count, len(shard.upkeep.orphans))
         return shard
 
     async def _take_over(self, draining: InstanceShard, instance: Instance, group: InstanceGroup) -> InstanceShard:
@@ -339,11 +341,7 @@ class Instances:
         index = draining.index
         index.usage.detach()
         index.usage.attach(self.usage_of_group(group.name))
-        shard = InstanceShard(instance, index, self._codec)
-        shard.redrive_needed = draining.redrive_needed
-        shard.orphans = draining.orphans
-        shard.adopted = draining.adopted
-        return shard
+        return InstanceShard(instance, index, self._codec, draining.upkeep)
 
     async def _open_removed(self, instance_id: str) -> None:
         """Open the metadata of an instance that was removed while that was impossible, so that its blocks go too. Raises KvcmError."""
@@ -361,7 +359,7 @@ class Instances:
     async def _resume(self, shard: InstanceShard) -> None:
         """After a load: WRITING without a session can never be finished, DELETING was interrupted. Both go on to their end."""
         await self._condemn_orphans(shard)
-        if shard.redrive_needed:
+        if shard.upkeep.redrive_needed:
             await self._deleter.redrive(shard, self.delay_us(shard))
 
     @staticmethod
@@ -373,14 +371,17 @@ class Instances:
         return found
 
     async def _condemn_orphans(self, shard: InstanceShard) -> None:
-        orphans, shard.orphans = shard.orphans, []
+        orphans = list(shard.upkeep.orphans)
+        done: set[tuple[int, Location]] = set()
         for start in range(0, len(orphans), PAGE_KEYS):
             page = orphans[start : start + PAGE_KEYS]
             try:
                 await self._deleter.condemn(shard, [key for key, _ in page], self.delay_us(shard), partial(_is_listed, page))
+                done.update(page)
             except KvcmError as error:
-                shard.orphans.extend(page)
                 log.debug("orphans_kept instance=%s blocks=%d: %s", shard.instance_id, len(page), error.message)
+        # In place and only now: meanwhile the index may have got another shard, which looks at the same list.
+        shard.upkeep.orphans[:] = [orphan for orphan in shard.upkeep.orphans if orphan not in done]
 
 
 def _is_listed(page: Sequence[tuple[int, Location]], position: int, location: Location) -> bool:

@@ -15,9 +15,25 @@ from kvcm.meta.index import MetaIndex
 from kvcm.meta.location import Location
 
 
+class Upkeep:
+    """What is still to be done about the blocks of an index, whichever shard stands before it."""
+
+    def __init__(self) -> None:
+        self.redrive_needed = False
+        """True when DELETING locations may exist that no queue holds (it was full, or the index was just loaded)."""
+        self.deletion_paused = False
+        """True while the storages are being told which places live: a deletion now could take a packed file that holds more than they know."""
+        self.orphans: list[tuple[int, Location]] = []
+        """WRITING locations that were found when the index was loaded and are not DELETING yet: no session can ever finish them."""
+        self.adopted: dict[int, object] = {}
+        """Storage slot -> the opened backend that knows the places there; None when the storage was not open at that time."""
+
+
 class InstanceShard:
-    def __init__(self, instance: Instance, index: MetaIndex, codec: WireCodec) -> None:
+    def __init__(self, instance: Instance, index: MetaIndex, codec: WireCodec, upkeep: Upkeep | None = None) -> None:
+        """`upkeep`: that of the shard whose index this one takes over."""
         self.index = index
+        self.upkeep = upkeep or Upkeep()
         self.instance = instance
         self.closed = False
         """True once the instance was removed: its blocks are being deleted and no write may begin or end here any more."""
@@ -25,16 +41,8 @@ class InstanceShard:
         """True while a removed instance may still have blocks that are not DELETING."""
         self.leftover = False
         """True for the blocks of an id that nobody has registered: only what is DELETING goes (see Instances)."""
-        self.redrive_needed = False
-        """True when DELETING locations may exist that no queue holds (it was full, or the index was just loaded)."""
-        self.deletion_paused = False
-        """True while the storages are being told which places live: a deletion now could take a packed file that holds more than they know."""
-        self.orphans: list[tuple[int, Location]] = []
-        """WRITING locations that were found when the index was loaded and are not DELETING yet: no session can ever finish them."""
         self.starts = 0
         """Start-writes under way."""
-        self.adopted: dict[int, object] = {}
-        """Storage slot -> the opened backend that knows the shard's places there; None when the storage was not open at that time."""
         self.plain = False
         self.plain_stamp = (-1, -1)
         """Whether a prefix read may take published bytes as they are, and for which state of storages and slots that was found (see Searcher)."""
