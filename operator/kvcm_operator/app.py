@@ -119,5 +119,8 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.connect_timeout = CONNECT_TIMEOUT_S
     settings.networking.request_timeout = REQUEST_TIMEOUT_S
     settings.watching.connect_timeout = CONNECT_TIMEOUT_S
+    # Only what belongs to managers is worth the network and the memory of a watch.
+    for part in _PARTS:
+        settings.watching.label_selectors[part] = MANAGER_LABEL
     settings.execution.default_backoff = 5.0
     settings.queueing.worker_limit = WORKERS

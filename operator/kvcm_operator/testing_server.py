@@ -86,18 +86,19 @@ class FakeApiServer:
         return web.json_response({"kind": f"{kind}List", "apiVersion": "v1", "metadata": {"resourceVersion": str(self.kube.version)}, "items": items})
 
     def _items(self, kind: str, namespace: str, labels: str) -> list[Json]:
-        wanted = dict(item.split("=") for item in labels.split(",") if item)
+        wanted = [item.partition("=") for item in labels.split(",") if item]
         bodies = [self.kube.body(ref) for ref in self.kube.refs(kind) if namespace in ("", ref.namespace)]
-        return [body for body in bodies if mapping(body["metadata"].get("labels")).items() >= wanted.items()]
+        return [body for body in bodies if all(_matches(body, name, value if sign else None) for name, sign, value in wanted)]
 
     async def _watch(self, request: web.Request, kind: str, namespace: str) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         # What changed between the list and this request is older than nothing: it is sent as if it were new.
         since = int(request.query.get("resourceVersion") or 0)
-        known = {body["metadata"]["uid"]: body for body in self._items(kind, namespace, "") if int(body["metadata"]["resourceVersion"]) <= since}
+        labels = request.query.get("labelSelector", "")
+        known = {body["metadata"]["uid"]: body for body in self._items(kind, namespace, labels) if int(body["metadata"]["resourceVersion"]) <= since}
         while not self.ending and request.transport is not None and not request.transport.is_closing():
-            now = {body["metadata"]["uid"]: body for body in self._items(kind, namespace, "")}
+            now = {body["metadata"]["uid"]: body for body in self._items(kind, namespace, labels)}
             for uid, body in now.items():
                 if uid not in known or known[uid]["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
                     await _line(response, "MODIFIED" if uid in known else "ADDED", body)
@@ -187,6 +188,11 @@ def _json_patched(body: Json, operations: list[Json]) -> Json:
             case "remove":
                 del parent[last]
     return result
+
+
+def _matches(body: Json, name: str, value: str | None) -> bool:
+    labels = mapping(body["metadata"].get("labels"))
+    return name in labels if value is None else labels.get(name) == value
 
 
 def _failure(code: int, message: str) -> web.Response:

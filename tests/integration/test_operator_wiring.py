@@ -30,7 +30,7 @@ pytestmark = pytest.mark.integration
 
 BOSS, FAST, CHAT = Ref(MANAGER, "default", "demo"), Ref(STORAGE, "default", "fast"), Ref(GROUP, "default", "chat")
 ALL = (BOSS, FAST, CHAT)
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class Bed:
@@ -99,6 +99,11 @@ class Bed:
     async def all_ready(self) -> None:
         await self.until(lambda: all(self.ready(ref) for ref in ALL), "all three are ready")
 
+    def remembered(self, ref: Ref) -> bool:
+        """The framework has noted that this change is handled; before that, a restart handles it again, and notes it then."""
+        annotations = self.kube.body(ref)["metadata"].get("annotations") or {}
+        return "operator.kvcm.io/last-handled" in annotations and "operator.kvcm.io/reconcile" not in annotations
+
 
 def run(story: Callable[[Bed], Awaitable[None]], drift_s: float = 3600.0) -> None:
     async def told() -> None:
@@ -122,6 +127,7 @@ def test_apply_restart_delete() -> None:
             apply(bed, group(deletionPolicy="Delete"), storage(deletionPolicy="Delete"), applied_manager())
             await bed.all_ready()
             assert bed.admin.calls == ["add_storage fast", "create_group chat"]
+            await bed.until(lambda: all(bed.remembered(ref) for ref in ALL), "all changes are noted as handled")
             for ref in ALL:
                 meta = bed.kube.body(ref)["metadata"]
                 assert meta["finalizers"] == [FINALIZER]
@@ -161,13 +167,15 @@ def test_drift_is_found_by_the_timer_alone() -> None:
         async with bed.operator():
             apply(bed, applied_manager(), storage(), group())
             await bed.all_ready()
-            await bed.admin.disable_storage("fast")
-            await bed.until(lambda: bed.admin.storages["fast"].enabled, "the storage is enabled again")
-            del bed.admin.groups["chat"]
-            await bed.until(lambda: "chat" in bed.admin.groups, "the group is back")
-            reports = [ref for ref in bed.kube.refs("Event") if bed.kube.body(ref)["reason"] == "DriftCorrected"]
+            # The first may be found by a pass that was due anyway; nothing but the timer can find the others.
+            for _ in range(3):
+                await bed.admin.disable_storage("fast")
+                await bed.until(lambda: bed.admin.storages["fast"].enabled, "the storage is enabled again")
+                del bed.admin.groups["chat"]
+                await bed.until(lambda: "chat" in bed.admin.groups, "the group is back")
             await bed.until(lambda: bed.ready(FAST), "ready")
-            assert len(reports) == 2
+            reports = [ref for ref in bed.kube.refs("Event") if bed.kube.body(ref)["reason"] == "DriftCorrected"]
+            assert len(reports) == 2  # one for each object, however often
 
     run(story, drift_s=1.0)
 
