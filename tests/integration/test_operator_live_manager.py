@@ -1,0 +1,79 @@
+"""Passes of the operator against a real manager over gRPC: what the stand-in of the admin API promises, the real one keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvcm.client.admin_client import AdminClient
+from kvcm.service.embedded import EmbeddedManager
+from kvcm_operator.directory import Directory
+from kvcm_operator.runtime import RECONCILERS
+from kvcm_operator.testing_house import House, applied_manager, group, storage
+from kvcm_operator.world import GROUP, MANAGER, STORAGE, Ref
+
+pytestmark = pytest.mark.integration
+
+BOSS, FAST, CHAT = Ref(MANAGER, "default", "demo"), Ref(STORAGE, "default", "fast"), Ref(GROUP, "default", "chat")
+
+
+def started(folder: Path) -> EmbeddedManager:
+    startup = folder / "startup.json"
+    startup.write_text("{}")
+    return EmbeddedManager({"kvcm.startup_config": str(startup)})
+
+
+def reach(house: House, manager: EmbeddedManager) -> None:
+    house.world = replace(house.world, admin=Directory({("default", "demo"): manager.admin_address}, "cluster.local"))
+    house.restart()
+
+
+def test_from_nothing_to_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(dict(RECONCILERS))
+        house.kube.put(applied_manager())
+        root = {"rootPath": str(tmp_path / "blocks"), "keyCountPerFile": 4}
+        house.kube.put(storage(nfs=root, deletionPolicy="Delete"))
+        house.kube.put(group(deletionPolicy="Delete", metadataIndex={"maxKeys": 1000}))
+        with started(tmp_path) as manager:
+            reach(house, manager)
+            await house.settle()
+            for ref in (BOSS, FAST, CHAT):
+                assert house.condition(ref) == ("True", "Ready"), house.status(ref)
+            assert house.status(FAST)["rootVerified"] is True
+            assert house.status(CHAT)["usedBytes"] == 0
+            assert house.status(BOSS)["counts"] == {"storages": 1, "groups": 1, "instances": 0}
+
+            house.kube.edit(CHAT, lambda body: body["spec"].update(maxInstances=3))
+            house.kube.edit(FAST, lambda body: body["spec"].update(enabled=False))
+            await house.settle()
+            async with AdminClient(manager.admin_address) as admin:
+                (stored,) = await admin.list_groups()
+                assert (stored.max_instance_count, stored.version) == (3, 2)
+                assert [one.enabled for one in await admin.list_storages()] == [False]
+                await admin.enable_storage("fast")
+                await admin.remove_group("chat")
+            await house.settle()
+            assert house.reasons(FAST) == house.reasons(CHAT) == ["Ready", "DriftCorrected"]
+
+        # Another process with an empty memory and the same directory on disk.
+        with started(tmp_path) as manager:
+            reach(house, manager)
+            await house.settle()
+            for ref in (BOSS, FAST, CHAT):
+                assert house.condition(ref) == ("True", "Ready"), house.status(ref)
+            house.kube.edit(FAST, lambda body: body["spec"].update(nfs={"rootPath": str(tmp_path / "elsewhere")}))
+            await house.once(FAST)
+            assert house.condition(FAST) == ("False", "ServerRefused")  # a group uses it where it is
+            for ref in (FAST, CHAT):
+                house.kube.mark_deleted(ref)
+            await house.settle()
+            async with AdminClient(manager.admin_address) as admin:
+                assert await admin.list_groups() == []
+                assert await admin.list_storages() == []
+            assert house.kube.refs(STORAGE) == house.kube.refs(GROUP) == []
+
+    asyncio.run(story())
