@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,7 +17,7 @@ from kvcm.common.errors import StorageError
 from kvcm.meta.errors import StateChanged
 from kvcm.meta.index import MetaIndex, Outcome
 from kvcm.meta.location import AbsenceProof, Block, Location, Status, bury, condemn, promote, replace
-from kvcm.meta.testing import Census, Scheduler, SuspendingBackend, published, written
+from kvcm.meta.testing import Census, Fault, Scheduler, SuspendingBackend, published, written
 
 
 class Move(Enum):
@@ -62,6 +63,45 @@ def moved(move: Move, block: Block, fresh: Callable[[], Location]) -> Block | No
     if move is Move.BURY:
         return bury(block, location, AbsenceProof(location.location_id))
     return replace(block, location, promote(location, checksum=len(block)))
+
+
+_WEIGHTS = {Move.BEGIN: 5, Move.PROMOTE: 4, Move.CONDEMN: 3, Move.BURY: 3, Move.LOOK: 1, Move.FAIL: 1}
+
+
+class Dice:
+    """One random story, repeatable by its number: dense enough that calls really meet, which drawing every step on its own is not."""
+
+    def __init__(self, number: int, *, keys: int = 4, cancels: bool = False) -> None:
+        self._random = random.Random(number)
+        self._keys = keys
+        self._cancels = cancels
+
+    def calls(self, *, distinct: bool = False) -> list[list[Step]]:
+        """Up to ten calls. `distinct`: each names a key once at most, so that every transition is a single one."""
+        return [self._call(distinct) for _ in range(self._random.randint(2, 10))]
+
+    def faults(self) -> list[Fault | None]:
+        """For the first dozen writes; from none at all to every second one."""
+        share = self._random.choice((0.0, 0.3, 0.8))
+        return [self._random.choice(list(Fault)) if self._random.random() < share else None for _ in range(12)]
+
+    def some_keys(self) -> set[int]:
+        return {key for key in range(self._keys) if self._random.random() < 0.3}
+
+    def failing_reads(self) -> int:
+        return self._random.choice((0, 0, 1, 3))
+
+    def choose(self, count: int) -> int:
+        return self._random.randrange(count)
+
+    def cancel(self) -> int | None:
+        return self._random.randrange(10) if self._cancels and self._random.random() < 0.4 else None
+
+    def _call(self, distinct: bool) -> list[Step]:
+        moves = self._random.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=self._random.randint(1, 5))
+        if distinct:
+            return list(zip(self._random.sample(range(self._keys), min(len(moves), self._keys)), moves, strict=False))
+        return [(self._random.randrange(self._keys), move) for move in moves]
 
 
 class WatchedStore(SuspendingBackend):
@@ -123,7 +163,7 @@ class IndexWorld:
     def fresh(self) -> Location:
         """A location with an id and a time of its own; sizes and storages differ, so that a wrong count shows."""
         number = next(self._numbers)
-        return written(f"{number:x}", size=1 << number % 40, storage_slot=number % 3, create_time_us=1_000 + number)
+        return written(f"{number:x}", size=1 << number % 40 if number % 5 else 0, storage_slot=number % 3, create_time_us=1_000 + number)
 
     async def call(self, steps: Sequence[Step]) -> list[Outcome]:
         """One mutation; checks that its caller can read at once what it was told is done (I-MB-1)."""

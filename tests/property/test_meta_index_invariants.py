@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -16,16 +17,9 @@ from kvcm.meta.errors import KeyLimitReached, StateChanged
 from kvcm.meta.index import MetaIndex, Outcome
 from kvcm.meta.location import Block
 from kvcm.meta.testing import Census, Fault, SuspendingBackend, published, written
-from kvcm.meta.testing_moves import IndexWorld, Move, Step
+from kvcm.meta.testing_moves import Dice, IndexWorld, Move, Step
 
 pytestmark = pytest.mark.property
-
-# Few keys and many moves, so that calls meet; a key may occur twice in a call.
-CALL = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(Move)), min_size=1, max_size=6)
-CALLS = st.lists(CALL, min_size=2, max_size=8)
-DISTINCT = st.lists(st.dictionaries(st.integers(0, 5), st.sampled_from(Move), min_size=1).map(lambda steps: list(steps.items())), min_size=2, max_size=8)
-FAULTS = st.lists(st.one_of(st.none(), st.sampled_from(Fault)), max_size=12)
-GENERAL = settings(deadline=None, max_examples=60)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,6 +31,11 @@ def quiet() -> Iterator[None]:
     logger.disabled = False
 
 
+STORIES = st.integers(0, 2**32 - 1)
+CALL = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(Move)), min_size=1, max_size=8)
+GENERAL = settings(deadline=None, max_examples=100)
+
+
 class Composite(IndexWorld):
     """Calls that name a key twice make two transitions at once; what a reader sees between them is not a single arrow."""
 
@@ -44,16 +43,20 @@ class Composite(IndexWorld):
         return
 
 
-def choose(data: st.DataObject, count: int) -> int:
-    return data.draw(st.integers(0, count - 1), "next")
+def world_of(dice: Dice, *, limit: int = 1_000, cancels: bool = False) -> IndexWorld:
+    """A world in which things go wrong as the dice say."""
+    world = Composite(limit=limit, suspend_answers=cancels)
+    world.backend.faults.extend(dice.faults())
+    world.backend.failing_reads = dice.failing_reads()
+    return world
 
 
 @GENERAL
-@given(CALLS, st.data())
-def test_I_MI_1_overlapping_calls_on_a_block_act_as_if_one_came_after_the_other(calls: list[list[Step]], data: st.DataObject) -> None:
+@given(STORIES)
+def test_I_MI_1_overlapping_calls_on_a_block_act_as_if_one_came_after_the_other(number: int) -> None:
     async def story() -> None:
-        world = Composite()
-        await world.run(calls, lambda count: choose(data, count))
+        dice, world = Dice(number), Composite()
+        await world.run(dice.calls(), dice.choose)
         blocks = published(world.index)
         for key in range(4):
             # Each plan is an edge from the block it saw to the block it made. There is one order in which all of them lead from nothing to what is there
@@ -70,11 +73,11 @@ def test_I_MI_1_overlapping_calls_on_a_block_act_as_if_one_came_after_the_other(
 
 
 @GENERAL
-@given(st.lists(st.integers(0, 3), min_size=2, max_size=12), st.data())
-def test_I_MI_1_no_addition_is_lost(keys: list[int], data: st.DataObject) -> None:
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=12), STORIES)
+def test_I_MI_1_no_addition_is_lost(keys: list[int], number: int) -> None:
     async def story() -> None:
         world = IndexWorld()
-        await world.run([[(key, Move.BEGIN)] for key in keys], lambda count: choose(data, count))
+        await world.run([[(key, Move.BEGIN)] for key in keys], Dice(number).choose)
         assert {key: len(block) for key, block in published(world.index).items()} == {key: keys.count(key) for key in set(keys)}
 
     asyncio.run(story())
@@ -122,8 +125,8 @@ def test_I_MI_2_one_answer_a_position_with_duplicates_and_failures(calls: list[S
 
 
 @GENERAL
-@given(st.integers(1, 4), st.data())
-def test_I_MI_2_a_duplicate_sees_the_effect_of_its_earlier_occurrence(count: int, data: st.DataObject) -> None:
+@given(st.integers(1, 8))
+def test_I_MI_2_a_duplicate_sees_the_effect_of_its_earlier_occurrence(count: int) -> None:
     async def story() -> None:
         index = MetaIndex(SuspendingBackend(), max_key_count=1)
         seen: list[int] = []
@@ -140,17 +143,15 @@ def test_I_MI_2_a_duplicate_sees_the_effect_of_its_earlier_occurrence(count: int
 
 
 @GENERAL
-@given(DISTINCT, FAULTS, st.sets(st.integers(0, 5)), st.data())
-def test_I_MI_3_a_call_has_failed_exactly_where_the_block_is_not_as_planned(
-    calls: list[list[Step]], faults: list[Fault | None], refused: set[int], data: st.DataObject
-) -> None:
+@given(STORIES)
+def test_I_MI_3_a_call_has_failed_exactly_where_the_block_is_not_as_planned(number: int) -> None:
     """There is no aggregate code in the index: each position tells, and the manager sums up. So each position has to be right."""
 
     async def story() -> None:
-        world = IndexWorld()
-        world.backend.faults.extend(faults)
-        world.backend.failing_keys = refused
-        for steps in calls:
+        dice, world = Dice(number), IndexWorld()
+        world.backend.faults.extend(dice.faults())
+        world.backend.failing_keys = dice.some_keys()
+        for steps in dice.calls(distinct=True):
             before = published(world.index)
             task = asyncio.ensure_future(world.call(steps))
             await world.scheduler.release_all()
@@ -166,32 +167,27 @@ def test_I_MI_3_a_call_has_failed_exactly_where_the_block_is_not_as_planned(
 
 
 @GENERAL
-@given(CALLS, FAULTS, st.integers(0, 3), st.booleans(), st.data())
-def test_I_MI_4_counters_equal_a_recount_at_every_moment(
-    calls: list[list[Step]], faults: list[Fault | None], failing_reads: int, cancels: bool, data: st.DataObject
-) -> None:
+@given(STORIES, st.booleans())
+def test_I_MI_4_counters_equal_a_recount_at_every_moment(number: int, cancels: bool) -> None:
     """The watcher counts after every step: keys, bytes by type, locations by storage."""
 
     async def story() -> None:
-        world = Composite(suspend_answers=cancels)
-        world.backend.faults.extend(faults)
-        world.backend.failing_reads = failing_reads
-        await world.run(calls, lambda count: choose(data, count), lambda: data.draw(st.one_of(st.none(), st.integers(0, 7)), "cancel") if cancels else None)
+        dice = Dice(number, cancels=cancels)
+        world = world_of(dice, cancels=cancels)
+        await world.run(dice.calls(), dice.choose, dice.cancel)
 
     asyncio.run(story())
 
 
 @GENERAL
-@given(CALLS, st.integers(0, 3), FAULTS, st.data())
-def test_I_MI_5_the_limit_holds_at_every_moment_and_existing_blocks_stay_updatable(
-    calls: list[list[Step]], limit: int, faults: list[Fault | None], data: st.DataObject
-) -> None:
+@given(STORIES, st.integers(0, 3), st.booleans())
+def test_I_MI_5_the_limit_holds_at_every_moment_and_existing_blocks_stay_updatable(number: int, limit: int, cancels: bool) -> None:
     """The watcher compares with the limit after every step, also while new blocks of several calls are on their way to the store."""
 
     async def story() -> None:
-        world = Composite(limit=limit)
-        world.backend.faults.extend(faults)
-        await world.run(calls, lambda count: choose(data, count))
+        dice = Dice(number, keys=6, cancels=cancels)
+        world = world_of(dice, limit=limit, cancels=cancels)
+        await world.run(dice.calls(), dice.choose, dice.cancel)
         world.backend.faults.clear()
         await fill(world)
         assert world.index.key_count == limit
@@ -215,15 +211,15 @@ async def fill(world: IndexWorld) -> None:
 
 
 @GENERAL
-@given(DISTINCT, st.lists(st.integers(0, 5), max_size=8), st.data())
-def test_I_MI_6_nothing_but_a_read_of_a_caller_touches_an_access_time(calls: list[list[Step]], read: list[int], data: st.DataObject) -> None:
+@given(STORIES, st.lists(st.integers(0, 5), max_size=8))
+def test_I_MI_6_nothing_but_a_read_of_a_caller_touches_an_access_time(number: int, read: list[int]) -> None:
     async def story() -> None:
-        world = IndexWorld()
+        dice, world = Dice(number, keys=6), IndexWorld()
         await world.run([[(key, Move.BEGIN)] for key in range(6)], lambda count: 0)
         world.index.access.touch_keys(read, 50)
         times = world.index.access.snapshot(range(6))
         assert times == [50 if key in read else None for key in range(6)]
-        await world.run(calls, lambda count: choose(data, count))
+        await world.run(dice.calls(distinct=True), dice.choose)
         world.index.serving_run(list(range(6)), [])
         sync = asyncio.ensure_future(world.index.sync([0, 1]))
         await world.scheduler.release_all()
@@ -237,21 +233,17 @@ def test_I_MI_6_nothing_but_a_read_of_a_caller_touches_an_access_time(calls: lis
 
 
 @GENERAL
-@given(
-    st.lists(st.integers(0, 60), unique=True, max_size=40),
-    st.lists(st.tuples(st.integers(0, 80), st.booleans()), max_size=60),
-    st.integers(1, 7),
-    st.integers(1, 8),
-    st.integers(1, 5),
-)
-def test_I_MI_7_a_scan_meets_every_block_that_exists_all_the_while_and_ends(
-    first: list[int], changes: list[tuple[int, bool]], page: int, tier: int, at_once: int
-) -> None:
+@given(st.integers(0, 80), st.integers(1, 24), st.integers(1, 9), st.integers(1, 12), STORIES)
+def test_I_MI_7_a_scan_meets_every_block_that_exists_all_the_while_and_ends(count: int, tier: int, page: int, at_once: int, number: int) -> None:
+    dice = random.Random(number)
+    first = dice.sample(range(80), count)
+    changes = [(dice.randrange(100), dice.random() < 0.2) for _ in range(90)]
+
     async def story() -> None:
         index = MetaIndex(SuspendingBackend(), max_key_count=1_000, tier_capacity=tier)
         if first:
             await index.mutate(first, lambda position, key, block: (written(f"{key}"),), 1)
-        stays = set(first)
+        stays, now_there = set(first), set(first)
         seen: list[int] = []
         left = list(changes)
         for keys in index.pages(page):
@@ -260,41 +252,38 @@ def test_I_MI_7_a_scan_meets_every_block_that_exists_all_the_while_and_ends(
             now, left = left[:at_once], left[at_once:]
             for key, add in now:
                 await index.mutate([key], lambda position, key, block, add=add: (written(f"{key}"),) if add else (), 1)  # type: ignore[misc]
-                if not add:
+                if add:
+                    now_there.add(key)
+                else:
                     stays.discard(key)
+                    now_there.discard(key)
         assert stays <= set(seen)
         assert set(seen) <= set(first) | {key for key, _ in changes}
+        assert set(published(index)) == now_there
 
     asyncio.run(story())
 
 
 @GENERAL
-@given(CALLS, FAULTS, st.integers(0, 3), st.booleans(), st.data())
-def test_I_MB_1_what_a_caller_was_told_is_done_it_can_read(
-    calls: list[list[Step]], faults: list[Fault | None], failing_reads: int, answers: bool, data: st.DataObject
-) -> None:
+@given(STORIES, st.booleans())
+def test_I_MB_1_what_a_caller_was_told_is_done_it_can_read(number: int, answers: bool) -> None:
     """IndexWorld.call reads back each of its own writes the moment it gets its answer."""
 
     async def story() -> None:
-        world = Composite(suspend_answers=answers)
-        world.backend.faults.extend(faults)
-        world.backend.failing_reads = failing_reads
-        await world.run(calls, lambda count: choose(data, count))
+        dice = Dice(number)
+        await world_of(dice, cancels=answers).run(dice.calls(), dice.choose)
 
     asyncio.run(story())
 
 
-@settings(deadline=None, max_examples=100)
-@given(CALLS, FAULTS, st.integers(0, 4), st.sets(st.integers(0, 3), max_size=1), st.booleans(), st.data())
-def test_memory_equals_the_store_wherever_somebody_can_say_what_it_holds(
-    calls: list[list[Step]], faults: list[Fault | None], failing_reads: int, refused: set[int], cancels: bool, data: st.DataObject
-) -> None:
+@GENERAL
+@given(STORIES, st.booleans())
+def test_memory_equals_the_store_wherever_somebody_can_say_what_it_holds(number: int, cancels: bool) -> None:
     async def story() -> None:
-        world = Composite(suspend_answers=cancels)
-        world.backend.faults.extend(faults)
-        world.backend.failing_reads = failing_reads
-        world.backend.failing_keys = refused
-        await world.run(calls, lambda count: choose(data, count), lambda: data.draw(st.one_of(st.none(), st.integers(0, 7)), "cancel") if cancels else None)
+        dice = Dice(number, cancels=cancels)
+        world = world_of(dice, cancels=cancels)
+        world.backend.failing_keys = dice.some_keys()
+        await world.run(dice.calls(), dice.choose, dice.cancel)
         doubtful = world.backend.doubtful
         assert settled(published(world.index), doubtful) == settled(world.backend.store, doubtful)
         await check_recovery(world.backend)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -17,16 +17,10 @@ from kvcm.common.ids import RandomIds, SeededIds
 from kvcm.data_storage.port import Truth
 from kvcm.meta.errors import IllegalTransition
 from kvcm.meta.location import AbsenceProof, Block, Status, bury, condemn, promote, prove_absence, replace
-from kvcm.meta.testing import Fault, written
-from kvcm.meta.testing_moves import LEGAL, IndexWorld, Move, Step
+from kvcm.meta.testing import written
+from kvcm.meta.testing_moves import LEGAL, Dice, IndexWorld
 
 pytestmark = pytest.mark.property
-
-# A key at most once a call: then every single transition is one that a reader can see.
-CALL = st.dictionaries(st.integers(0, 4), st.sampled_from(Move), min_size=1, max_size=5).map(lambda steps: list(steps.items()))
-CALLS = st.lists(CALL, min_size=1, max_size=10)
-FAULTS = st.lists(st.one_of(st.none(), st.sampled_from(Fault)), max_size=12)
-INVARIANTS = settings(deadline=None, max_examples=60)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,33 +32,40 @@ def quiet() -> Iterator[None]:
     logger.disabled = False
 
 
-async def overlap(calls: Sequence[Sequence[Step]], faults: Sequence[Fault | None], failing_reads: int, cancels: bool, data: st.DataObject) -> IndexWorld:
-    world = IndexWorld(suspend_answers=cancels)
-    world.backend.faults.extend(faults)
-    world.backend.failing_reads = failing_reads
-
-    def cancel() -> int | None:
-        return data.draw(st.one_of(st.none(), st.integers(0, len(calls) - 1)), "cancel") if cancels else None
-
-    await world.run(calls, lambda count: data.draw(st.integers(0, count - 1), "next"), cancel)
-    return world
+STORIES = st.integers(0, 2**32 - 1)
+INVARIANTS = settings(deadline=None, max_examples=100)
 
 
 @INVARIANTS
-@given(CALLS, FAULTS, st.integers(0, 3), st.booleans(), st.data())
-def test_I_LOC_1_2_6_7_every_moment_that_a_reader_can_see(
-    calls: list[list[Step]], faults: list[Fault | None], failing_reads: int, cancels: bool, data: st.DataObject
-) -> None:
+@given(STORIES, st.booleans())
+def test_I_LOC_1_2_6_7_every_moment_that_a_reader_can_see(number: int, cancels: bool) -> None:
     """The watcher checks all four after every step (see IndexWorld.watch)."""
-    asyncio.run(overlap(calls, faults, failing_reads, cancels, data))
+    dice = Dice(number, cancels=cancels)
+    # A key at most once a call: then every transition is one that a reader can see.
+    calls = dice.calls(distinct=True)
+
+    async def story() -> None:
+        world = IndexWorld(suspend_answers=cancels)
+        world.backend.faults.extend(dice.faults())
+        world.backend.failing_reads = dice.failing_reads()
+        await world.run(calls, dice.choose, dice.cancel)
+
+    asyncio.run(story())
 
 
 @INVARIANTS
-@given(CALLS, st.data())
-def test_I_LOC_1_what_the_store_is_given_is_in_the_table_too(calls: list[list[Step]], data: st.DataObject) -> None:
-    world = asyncio.run(overlap(calls, [], 0, False, data))
+@given(STORIES)
+def test_I_LOC_1_what_the_store_is_given_is_in_the_table_too(number: int) -> None:
+    dice = Dice(number)
+    calls = dice.calls(distinct=True)
+
+    async def story() -> IndexWorld:
+        world = IndexWorld()
+        await world.run(calls, dice.choose)
+        return world
+
     states: dict[tuple[int, str], Status] = {}
-    for change in world.backend.history:
+    for change in asyncio.run(story()).backend.history:
         for key, block in change.items():
             now = {(key, loc.location_id): loc.status for loc in block}
             before = {mark: status for mark, status in states.items() if mark[0] == key}
