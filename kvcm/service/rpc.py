@@ -22,6 +22,8 @@ from kvcm.protocol.location_encoder import encode_header
 log = logging.getLogger("kvcm.service")
 
 MAX_TRACE_ID_CHARS = 256
+MAX_MESSAGE_CHARS = 4096
+"""Messages name what the caller has sent; a caller's megabytes are neither sent back nor logged."""
 
 
 class Call:
@@ -91,9 +93,11 @@ class Dispatcher:
             code, reply = await rpc.handler(request, call)
         except KvcmError as error:
             code = int(error.code)
-            reply = encode_header(code, error.message, call.request_id)
-            if isinstance(error, InternalError):
-                log.error("internal_error api=%s request_id=%s: %s", rpc.name, call.request_id, error.message)
+            message = error.message if len(error.message) <= MAX_MESSAGE_CHARS else f"{error.message[: MAX_MESSAGE_CHARS - 3]}..."
+            reply = encode_header(code, message, call.request_id)
+            # A caller can end in INTERNAL_ERROR through no fault of ours: a write session that it no longer has.
+            if isinstance(error, InternalError) and error.fixer == "kvcm":
+                log.error("internal_error api=%s request_id=%s: %s", rpc.name, call.request_id, message)
         except Exception:
             log.exception("unexpected_error api=%s request_id=%s", rpc.name, call.request_id)
             code = int(ErrorCode.INTERNAL_ERROR)
