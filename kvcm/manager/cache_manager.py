@@ -28,8 +28,8 @@ from kvcm.manager.ports import Leadership, Storages, WireCodec
 from kvcm.manager.probing import Probed, Prober, Pruner
 from kvcm.manager.searcher import Located, LocateQuery, Searcher
 from kvcm.manager.shard import InstanceShard
-from kvcm.manager.token_keys import token_keys
-from kvcm.manager.trimmer import TrimRange, trim_keys
+from kvcm.manager.token_keys import SLICE_TOKENS, full_blocks, token_keys, token_keys_in_slices
+from kvcm.manager.trimmer import TrimRange, remove_keys, trim_keys
 from kvcm.manager.write_sessions import WriteSessions
 from kvcm.manager.writer import StartWrite, Writer, WriteStarted
 from kvcm.meta.block_table import Part
@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 MAX_KEYS_PER_CALL = 131_072
 _MAX_MUTATIONS = 10_000
+_VIEW_SLICE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +106,24 @@ class CacheManager:
         Explicit keys are not copied: a prefix read then never holds a thousand integers at once, which costs more than walking the message.
         """
         if block_keys:
-            keys = block_keys
-        elif token_ids:
-            keys = token_keys(token_ids, shard.instance.block_size)
-        else:
+            self._check_count(len(block_keys))
+            return block_keys
+        if not token_ids:
             raise InvalidArgument("block_keys and token_ids are both empty; give one of them")
-        if len(keys) > MAX_KEYS_PER_CALL:
-            raise InvalidArgument(f"a call may name at most {MAX_KEYS_PER_CALL} blocks, not {len(keys)}")
-        return keys
+        self._check_count(full_blocks(token_ids, shard.instance.block_size))
+        return token_keys(token_ids, shard.instance.block_size)
+
+    async def keys_for(self, shard: InstanceShard, block_keys: Sequence[int], token_ids: Sequence[int]) -> Sequence[int]:
+        """`keys_of` for requests: others run while a long list of tokens is hashed. Raises InvalidArgument, before any work is done."""
+        if block_keys or len(token_ids) <= SLICE_TOKENS:
+            return self.keys_of(shard, block_keys, token_ids)
+        self._check_count(full_blocks(token_ids, shard.instance.block_size))
+        return await token_keys_in_slices(token_ids, shard.instance.block_size)
+
+    @staticmethod
+    def _check_count(count: int) -> None:
+        if count > MAX_KEYS_PER_CALL:
+            raise InvalidArgument(f"a call may name at most {MAX_KEYS_PER_CALL} blocks, not {count}")
 
     def plain_prefix(self, shard: InstanceShard, keys: Sequence[int], packed: bytes | None, now_us: int) -> tuple[list[Part], int] | None:
         """The common prefix read without a suspension: (framed locations in parts, hits). None when `locate` has to look closer."""
@@ -124,6 +135,15 @@ class CacheManager:
     def view(self, shard: InstanceShard, keys: Sequence[int]) -> list[BlockView]:
         """One entry per key: its most useful location whatever its state (SERVING before WRITING before DELETING). No touch."""
         return [self._view_one(shard, key) for key in keys]
+
+    async def view_in_slices(self, shard: InstanceShard, keys: Sequence[int]) -> list[BlockView]:
+        """`view`, letting others run after every few keys; each entry is what was true when it was made."""
+        views: list[BlockView] = []
+        for start in range(0, len(keys), _VIEW_SLICE):
+            if start:
+                await asyncio.sleep(0)
+            views.extend(self.view(shard, keys[start : start + _VIEW_SLICE]))
+        return views
 
     def _view_one(self, shard: InstanceShard, key: int) -> BlockView:
         block = shard.index.get(key)
@@ -148,7 +168,7 @@ class CacheManager:
 
     async def remove_cache(self, shard: InstanceShard, keys: Sequence[int]) -> int:
         """Whole blocks become DELETING; their bytes go after the group's delay. Unknown keys are fine. Returns the number of locations."""
-        return await self._uncut(self.deleter.condemn(shard, keys, self._delay_us(shard)))
+        return await self._uncut(remove_keys(self.deleter, shard, keys, self._delay_us(shard)))
 
     async def trim(self, shard: InstanceShard, wanted: TrimRange | None) -> int:
         """Remove every block, or those that `wanted` names. When it returns, all of them are DELETING."""

@@ -1,14 +1,18 @@
-"""Removing many blocks page by page (wire contract 4.15, behaviour 3.7)."""
+"""Removing many blocks page by page (wire contract 4.14, 4.15, behaviour 3.7)."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvcm.common.errors import KvcmError
 from kvcm.manager.deleter import Deleter
 from kvcm.manager.shard import InstanceShard
 from kvcm.meta.location import Location, Status
+
+_REMOVE_PAGE = 512
+"""A few milliseconds of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +31,27 @@ async def trim_keys(deleter: Deleter, shard: InstanceShard, delay_us: int, wante
     """Condemn every block (or what `wanted` names); returns the number of locations. A page that fails does not stop the others: the first error
     is raised at the end."""
     select = None if wanted is None else lambda _, location: wanted.contains(location)
+    return await _condemn_pages(deleter, shard, shard.index.pages(), delay_us, select)
+
+
+async def remove_keys(deleter: Deleter, shard: InstanceShard, keys: Sequence[int], delay_us: int) -> int:
+    """Condemn the blocks of `keys`, in the same way."""
+    pages = (keys[start : start + _REMOVE_PAGE] for start in range(0, len(keys), _REMOVE_PAGE))
+    return await _condemn_pages(deleter, shard, pages, delay_us, None)
+
+
+async def _condemn_pages(
+    deleter: Deleter, shard: InstanceShard, pages: Iterable[Sequence[int]], delay_us: int, select: Callable[[int, Location], bool] | None
+) -> int:
     total = 0
     failure: KvcmError | None = None
-    for page in shard.index.pages():
+    for at, page in enumerate(pages):
+        if at:
+            await asyncio.sleep(0)  # let requests in between pages
         try:
             total += await deleter.condemn(shard, page, delay_us, select)
         except KvcmError as error:
             failure = failure or error
-        await asyncio.sleep(0)  # let requests in between pages
     if failure is not None:
         raise failure
     return total

@@ -202,11 +202,11 @@ class _AdminService:
 
     async def get_cache_meta(self, request: admin.GetCacheMetaRequest, call: Call) -> Reply:
         shard = self._manager.shard(_required(request, "GetCacheMeta", "instance_id"))
-        keys = self._manager.keys_of(shard, request.block_keys, request.token_ids)
+        keys = await self._manager.keys_for(shard, request.block_keys, request.token_ids)
         if request.HasField("block_mask"):
             mask = mask_from_proto(request.block_mask)
             keys = (BlockMask(offset=mask) if isinstance(mask, int) else BlockMask(values=mask)).unmasked(keys)
-        views = self._manager.view(shard, keys)
+        views = await self._manager.view_in_slices(shard, keys)
         head = admin.GetCacheMetaResponse(metas=[view.meta_json for view in views])
         fill_header(head.header, call)
         # Locations are field 2 here as in the meta package, with the same message.
@@ -219,7 +219,7 @@ class _AdminService:
         if request.block_keys and self._registry.get_instance(instance_id) is None:
             return _done(call)  # nothing there to remove (wire contract 5.4)
         shard = self._manager.shard(instance_id)
-        await self._manager.remove_cache(shard, self._manager.keys_of(shard, request.block_keys, request.token_ids))
+        await self._manager.remove_cache(shard, await self._manager.keys_for(shard, request.block_keys, request.token_ids))
         return _done(call)
 
     # -- health and leadership -----------------------------------------------------------------------------------------------------------------

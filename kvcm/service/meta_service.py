@@ -67,7 +67,7 @@ class _MetaService:
 
     async def get_cache_location(self, request: meta.GetCacheLocationRequest, call: Call) -> Reply:
         shard = self._shard(request.instance_id, call)
-        keys = self._manager.keys_of(shard, request.block_keys, request.token_ids)
+        keys = await self._manager.keys_for(shard, request.block_keys, request.token_ids)
         call.queried_blocks = count = len(keys)
         masked = request.HasField("block_mask")
         names = request.location_spec_names
@@ -89,7 +89,7 @@ class _MetaService:
 
     async def start_write_cache(self, request: meta.StartWriteCacheRequest, call: Call) -> Reply:
         shard = self._shard(request.instance_id, call)
-        keys = self._manager.keys_of(shard, request.block_keys[:], request.token_ids)
+        keys = await self._manager.keys_for(shard, request.block_keys[:], request.token_ids)
         names = request.location_spec_group_names
         wanted = StartWrite(keys, tuple(names) if names else (), request.write_timeout_seconds, request.min_replica_count)
         started = await self._manager.start_write(shard, wanted)
@@ -137,16 +137,16 @@ class _MetaService:
 
     async def get_cache_meta(self, request: meta.GetCacheMetaRequest, call: Call) -> Reply:
         shard = self._shard(request.instance_id, call)
-        keys = self._manager.keys_of(shard, request.block_keys, request.token_ids)
+        keys = await self._manager.keys_for(shard, request.block_keys, request.token_ids)
         if request.HasField("block_mask"):
             keys = _domain_mask(mask_from_proto(request.block_mask)).unmasked(keys)
-        views = self._manager.view(shard, keys)
+        views = await self._manager.view_in_slices(shard, keys)
         tail = meta.GetCacheMetaResponse(metas=[view.meta_json for view in views]).SerializeToString()
         return _OK, b"".join([encode_ok_header(call.request_id), *(view.wire for view in views), tail])
 
     async def remove_cache(self, request: meta.RemoveCacheRequest, call: Call) -> Reply:
         shard = self._shard(request.instance_id, call)
-        await self._manager.remove_cache(shard, self._manager.keys_of(shard, request.block_keys, request.token_ids))
+        await self._manager.remove_cache(shard, await self._manager.keys_for(shard, request.block_keys, request.token_ids))
         return _OK, encode_ok_header(call.request_id)
 
     async def trim_cache(self, request: meta.TrimCacheRequest, call: Call) -> Reply:
