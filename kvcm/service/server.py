@@ -34,6 +34,7 @@ from kvcm.manager.cache_manager import CacheManager
 from kvcm.manager.housekeeper import Housekeeper
 from kvcm.meta.backend import MetadataBackend
 from kvcm.meta.open_backend import open_backend as open_metadata
+from kvcm.meta.open_backend import stored_instances
 from kvcm.meta.record import RecordCodec
 from kvcm.metrics.loop_monitor import LoopMonitor
 from kvcm.metrics.registry import Metrics
@@ -136,7 +137,7 @@ class ManagerServer:
         def metadata(config: MetaBackendConfig, instance_id: str) -> MetadataBackend:
             return open_metadata(config, instance_id, records, pool)
 
-        manager = self._manager = CacheManager(registry, storages, codec, clock, ids, Random(), term, metadata)
+        manager = self._manager = CacheManager(registry, storages, codec, clock, ids, Random(), term, metadata, partial(stored_instances, pool=pool))
         background = (Housekeeper(manager, clock), StorageKeeper(storages, registry))
         lifecycle = Lifecycle(term, registry, manager, background, in_flight, startup, self._own_process)
 
