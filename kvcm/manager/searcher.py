@@ -159,6 +159,8 @@ class Searcher:
     async def _choose_all(self, shard: InstanceShard, group: InstanceGroup | None, keys: Sequence[int]) -> list[Chosen | None]:
         self._check_storages(shard, group)
         doubtful = await self._probe(shard, keys)
+        if doubtful:  # the probe may be what found out that a mount is gone
+            self._check_storages(shard, group)
         return [self._choose(shard, key, doubtful) for key in keys]
 
     async def _probe(self, shard: InstanceShard, keys: Sequence[int]) -> set[Location]:
