@@ -12,7 +12,7 @@ venv: ## .venv with kvcm and the pinned development tools
 demo: ## from nothing to a replayed trace in under 3 minutes: manager, apply, replay, table
 	@scripts/demo.sh
 
-test: venv ## every tier this machine can run; names what it cannot
+test: venv ## unit, property, scenario and integration tests; names the tiers that it does not run
 	@scripts/test.sh
 
 unit: venv ## the quick part: unit, property and scenario tests
