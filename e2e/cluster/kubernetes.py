@@ -1,7 +1,7 @@
 """Build the Kubernetes servers from Debian's source, with Debian's Go.
 
 Dangers met. The source is from the time of Go 1.15, and two packages it carries break under Go 1.19. reflect2 1.0.1 corrupts memory (the API
-server dies on the first custom resource), so Debian's 1.0.2 takes its place. go-openapi/validate takes an empty string for null, because it
+server dies on the first custom resource), so Debian's 1.0.2 takes its place. kube-openapi's validation takes an empty string for null, because it
 compares the insides of two reflect.Value, so every "" in a custom resource or a default would be refused. The OpenAPI code is not in the
 source, so the build must generate it.
 """
@@ -58,7 +58,7 @@ def _mend_for_this_go(source: Path, go_packages: Path) -> None:
     # only the first half ever held for JSON values before Go 1.17; the second is true for "" since
     served.edit_once(
         source,
-        "vendor/github.com/go-openapi/validate/type.go",
+        "vendor/k8s.io/kube-openapi/pkg/validation/validate/type.go",
         "if data == nil || reflect.DeepEqual(reflect.Zero(reflect.TypeOf(data)), reflect.ValueOf(data)) {",
         "if data == nil {",
     )
