@@ -113,10 +113,28 @@ def check_instance(instance: Instance) -> None:
         if spec_problem:
             problems.append(f"a name in location_spec_infos {spec_problem}")
             break
+    problems += _spec_problems(instance)
     if not instance.model_deployment.model_name or not instance.model_deployment.dtype:
         problems.append("model_deployment needs model_name and dtype")
     if problems:
         raise InvalidArgument(f"Instance {instance.instance_id!r}: {'; '.join(problems)}.")
+
+
+def _spec_problems(instance: Instance) -> list[str]:
+    """What upstream accepts and nobody can serve: parts without bytes, one name for two parts, groups of parts that do not exist."""
+    problems = []
+    names = [info.name for info in instance.location_spec_infos]
+    if any(info.size <= 0 for info in instance.location_spec_infos):
+        problems.append("every size in location_spec_infos must be positive")
+    if len(set(names)) != len(names):
+        problems.append("a name in location_spec_infos stands there twice")
+    groups = [group.name for group in instance.location_spec_groups]
+    if len(set(groups)) != len(groups):
+        problems.append("a name in location_spec_groups stands there twice")
+    unknown = {name for group in instance.location_spec_groups for name in group.spec_names} - set(names)
+    if unknown:
+        problems.append("location_spec_groups names specs that location_spec_infos does not have")
+    return problems
 
 
 def moves(old: StorageSpec, new: StorageSpec) -> bool:
