@@ -215,17 +215,13 @@ def instance_from_dict(value: object) -> Instance:
     """One instance from its record, its spec groups sorted. Raises PersistedFormatError."""
     fields = Fields(value, "instance")
     model = fields.child("model_deployment")
-    groups = [
-        LocationSpecGroup(item.text("name"), tuple(sorted(item.texts("spec_names")))) for item in fields.children("location_spec_groups")
-    ]
+    groups = [LocationSpecGroup(item.text("name"), tuple(sorted(item.texts("spec_names")))) for item in fields.children("location_spec_groups")]
     return Instance(
         instance_id=fields.required_text("instance_id"),
         instance_group_name=fields.text("instance_group_name"),
         quota_group_name=fields.text("quota_group_name"),
         block_size=fields.int32("block_size"),
-        location_spec_infos=tuple(
-            LocationSpecInfo(item.text("name"), item.int64("size")) for item in fields.children("location_spec_infos")
-        ),
+        location_spec_infos=tuple(LocationSpecInfo(item.text("name"), item.int64("size")) for item in fields.children("location_spec_infos")),
         model_deployment=ModelDeployment(
             model_name=model.text("model_name"),
             dtype=model.text("dtype"),

@@ -42,9 +42,7 @@ def compile_into(out: Path) -> None:
         raise RuntimeError("grpcio-tools is not installed; install the 'dev' extra to regenerate the protocol modules") from missing
     includes = Path(grpc_tools.__file__).parent / "_proto"
     names = [str(proto.relative_to(ROOT)) for proto in proto_files()]
-    code = protoc.main(
-        ["protoc", f"-I{ROOT}", f"-I{includes}", f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}", *names]
-    )
+    code = protoc.main(["protoc", f"-I{ROOT}", f"-I{includes}", f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}", *names])
     if code != 0:
         raise RuntimeError("the protobuf compiler refused a file; its message is above")
     for name in generated_names():
