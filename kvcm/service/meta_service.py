@@ -67,12 +67,14 @@ class _MetaService:
 
     async def get_cache_location(self, request: meta.GetCacheLocationRequest, call: Call) -> Reply:
         shard = self._shard(request.instance_id, call)
-        keys = await self._manager.keys_for(shard, request.block_keys, request.token_ids)
+        given = request.block_keys
+        # Keys need no hashing, so the common call has nothing to wait for.
+        keys = self._manager.keys_of(shard, given, ()) if given else await self._manager.keys_for(shard, given, request.token_ids)
         call.queried_blocks = count = len(keys)
         masked = request.HasField("block_mask")
         names = request.location_spec_names
         if request.query_type == _PREFIX and not masked and not names and not request.want_checksums:
-            packed = packed_block_keys(request) if count >= _WORTH_PACKING and request.block_keys else None
+            packed = packed_block_keys(request) if count >= _WORTH_PACKING and given else None
             plain = self._manager.plain_prefix(shard, keys, packed, call.now_us)
             if plain is not None:
                 parts, call.hit_blocks = plain
