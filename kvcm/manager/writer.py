@@ -113,21 +113,24 @@ class Writer:
                 required = len(fresh) * sum(shard.spec_sizes.values())
             storage = select_storage(group, self._storages, usage, required)
             inserted = await self._insert(shard, storage, request, wanted, fresh)
-        positions = sorted(inserted)
-        keys = [request.keys[position] for position in positions]
+        if len(inserted) == len(request.keys):  # all of them, so in order
+            keys, locations, mask = list(request.keys), list(inserted.values()), BlockMask(offset=0)
+        else:
+            positions = sorted(inserted)
+            keys, locations = [request.keys[position] for position in positions], [inserted[position] for position in positions]
+            mask = present_mask([position not in inserted for position in range(len(request.keys))])
         if shard.closed:  # its sessions have been ended already, so this one must not begin
-            await self._withdraw(shard, list(zip(keys, (inserted[position] for position in positions), strict=True)))
+            await self._withdraw(shard, list(zip(keys, locations, strict=True)))
             raise InstanceNotExist(f"instance '{shard.instance_id}' was removed while the write was being started")
         session = WriteSession(
             session_id=self._ids.session_id(),
             instance_id=shard.instance_id,
             keys=keys,
-            locations=[inserted[position] for position in positions],
-            deadline_us=self._clock.monotonic_us() + lifetime_us(request.timeout_s, len(positions)),
+            locations=[*locations],
+            deadline_us=self._clock.monotonic_us() + lifetime_us(request.timeout_s, len(keys)),
         )
         self.sessions.put(session)
-        mask = present_mask([position not in inserted for position in range(len(request.keys))])
-        return WriteStarted(session.session_id, mask, [inserted[position].wire for position in positions])
+        return WriteStarted(session.session_id, mask, [wire for _, wire in locations])
 
     @staticmethod
     def _wanted_specs(shard: InstanceShard, request: StartWrite) -> list[list[str]]:
@@ -174,6 +177,8 @@ class Writer:
         except KvcmError:
             await self.strays.give_back(storage.name, [uri for uris in places for uri in uris])
             raise
+        if all(outcome.changed for outcome in outcomes):
+            return dict(zip(fresh, planned, strict=True))
         failure = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
         mine = {at for at in taken if outcomes[at].changed}
         unused = [uri for at, uris in enumerate(places) if at not in mine for uri in uris]
