@@ -73,22 +73,29 @@ def write_pair(manager: Measured, pick: Callable[[int], Sequence[int]]) -> Line:
         fresh = random_keys(32 * REQUESTS, seed=1_000 + turn)
         starts = [start_request(fresh[at : at + 32]) for at in range(0, len(fresh), 32)]
         before = manager.cpu_us()
-        waiting: deque[Any] = deque()
+        # Both calls of a pair are under way like the reads: IN_FLIGHT at a time.
+        started: deque[Any] = deque()
+        finished: deque[Any] = deque()
         for request in starts:
-            waiting.append(start.future(request, timeout=30))
-            if len(waiting) >= IN_FLIGHT:
-                _finish(waiting.popleft(), finish)
-        for answer in waiting:
-            _finish(answer, finish)
+            started.append(start.future(request, timeout=30))
+            if len(started) + len(finished) >= IN_FLIGHT:
+                if finished:
+                    finished.popleft().result()
+                finished.append(_finish(started.popleft(), finish))
+        for answer in started:
+            finished.append(_finish(answer, finish))
+        for answer in finished:
+            assert meta.CommonResponse.FromString(answer.result()).header.status.code == meta.OK
         pairs.append((constant, (manager.cpu_us() - before) / len(starts)))
     ratio = statistics.median(pair / constant for constant, pair in pairs)
     return Line("write pair, 32 new blocks / read of 32", statistics.median(p for p, _ in pairs), statistics.median(r for _, r in pairs), ratio, 4.0)
 
 
-def _finish(answer: Any, finish: Any) -> None:
+def _finish(answer: Any, finish: Any) -> Any:
+    """Take the answer of a start and send its finish."""
     reply = meta.StartWriteCacheResponse.FromString(answer.result())
     assert len(reply.locations) == 32, reply.header
-    finish(finish_request(reply.write_session_id, 32), timeout=30)
+    return finish.future(finish_request(reply.write_session_id, 32), timeout=30)
 
 
 def picker(keys: Sequence[int], limit: int, seed: int) -> Callable[[int], Sequence[int]]:

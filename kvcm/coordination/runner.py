@@ -85,6 +85,10 @@ class LeaderRunner:
         """May a leader-only request be answered now? Checks role and deadline (design D6)."""
         return self._elector.leads(self._clock.monotonic_us())
 
+    def leads_at(self, now_us: int) -> bool:
+        """`is_leader` for a caller that has just read the clock."""
+        return self._elector.leads(now_us)
+
     @property
     def role(self) -> Role:
         return self._elector.role

@@ -32,7 +32,6 @@ from kvcm.manager.token_keys import SLICE_TOKENS, full_blocks, token_keys, token
 from kvcm.manager.trimmer import TrimRange, remove_keys, trim_keys
 from kvcm.manager.write_sessions import WriteSessions
 from kvcm.manager.writer import StartWrite, Writer, WriteStarted
-from kvcm.meta.block_table import Part
 from kvcm.meta.location import Status
 from kvcm.meta.usage import UsageCounter
 
@@ -74,6 +73,8 @@ class CacheManager:
         prober = Prober(storages, codec)
         self._pruner = Pruner(self.deleter, leadership)
         self._searcher = Searcher(storages, codec, random, prober, self._on_lost)
+        self.plain_prefix = self._searcher.plain_prefix
+        """The common prefix read without a suspension; None when `locate` has to look closer. Bound here, so that the hot path saves a call."""
         self._writer = Writer(storages, codec, clock, ids, leadership, self.deleter, prober, self._pruner, self.sessions)
         self._instances = Instances(registry, storages, codec, open_metadata, list_metadata, self.deleter, self._writer)
 
@@ -124,10 +125,6 @@ class CacheManager:
     def _check_count(count: int) -> None:
         if count > MAX_KEYS_PER_CALL:
             raise InvalidArgument(f"a call may name at most {MAX_KEYS_PER_CALL} blocks, not {count}")
-
-    def plain_prefix(self, shard: InstanceShard, keys: Sequence[int], packed: bytes | None, now_us: int) -> tuple[list[Part], int] | None:
-        """The common prefix read without a suspension: (framed locations in parts, hits). None when `locate` has to look closer."""
-        return self._searcher.plain_prefix(shard, keys, packed, now_us)
 
     async def locate(self, shard: InstanceShard, query: LocateQuery, now_us: int) -> Located:
         return await self._searcher.locate(shard, self._registry.get_group(shard.instance.instance_group_name), query, now_us)

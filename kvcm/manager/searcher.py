@@ -108,7 +108,7 @@ class Searcher:
         if done < total:
             done = self._plain_rest(shard, keys, done, parts)
         if done:
-            index.access.touch_chain(keys[done - 1], now_us)
+            index.access.touch_end(keys[done - 1], now_us)
         return parts, done
 
     def _is_plain(self, shard: InstanceShard) -> bool:

@@ -27,6 +27,10 @@ class AccessLog:
         if last_key in self._blocks:
             self._times.set(last_key, now_us)
 
+    def touch_end(self, last_key: int, now_us: int) -> None:
+        """`touch_chain` for a block that the caller has just read, so that it exists."""
+        self._times.set(last_key, now_us)
+
     def touch_keys(self, keys: Iterable[int], now_us: int) -> None:
         blocks = self._blocks
         for key in keys:

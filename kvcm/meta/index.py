@@ -27,7 +27,7 @@ from kvcm.common.errors import KvcmError, NotReady, OutcomeUnknown, StorageError
 from kvcm.meta.access_log import AccessLog
 from kvcm.meta.backend import MetadataBackend
 from kvcm.meta.backend_local import LocalBackend
-from kvcm.meta.block_table import BlockTable, Change, Part
+from kvcm.meta.block_table import BlockTable, Change
 from kvcm.meta.errors import KeyLimitReached, StateChanged
 from kvcm.meta.key_gate import KeyGate, Ticket
 from kvcm.meta.key_packing import KeyPacking
@@ -71,6 +71,8 @@ class MetaIndex:
     ) -> None:
         self._backend = backend
         self._table = BlockTable(tier_capacity, packing)
+        self.serving_run = self._table.serving_run
+        """Append wire bytes of leading keys that are plainly SERVING (see BlockTable); bound here, so that the hot path saves a call."""
         self._gate = KeyGate(gate_wait_s)
         self._reserved = 0
         self._suspends = not isinstance(backend, LocalBackend)
@@ -90,13 +92,6 @@ class MetaIndex:
 
     def get(self, key: int) -> Block:
         return self._table.get(key)
-
-    def serving_run(self, keys: Sequence[int], out: list[Part], packed: bytes | None = None) -> int:
-        """Append wire bytes of leading keys that are plainly SERVING (one location, no choice to make), in parts; returns how many keys.
-
-        `packed`: the same keys in the index's packing, if the caller has them so.
-        """
-        return self._table.serving_run(keys, out, packed)
 
     def pages(self, size: int = PAGE_KEYS) -> Iterator[list[int]]:
         """Keys page by page while the index changes (I-MI-7)."""

@@ -59,8 +59,9 @@ class LeaderGate:
         self._runner = runner
 
     def may_serve(self, now_us: int = 0) -> bool:
-        # The runner reads the clock itself, so the deadline is compared with this very moment.
-        return self._term.open and self._runner is not None and self._runner.is_leader()
+        # 0: the caller has not read the clock, the runner does.
+        runner = self._runner
+        return self._term.open and runner is not None and (runner.leads_at(now_us) if now_us else runner.is_leader())
 
 
 class Lifecycle:
