@@ -4,7 +4,7 @@ PY := .venv/bin/python
 .PHONY: help demo test unit integration e2e cluster-up cluster-down lint format proto crds bench replay-full clean venv
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 venv: ## .venv with kvcm and the pinned development tools
 	@scripts/venv.sh dev
@@ -48,7 +48,7 @@ proto: venv ## generate Python from the .proto files
 crds: venv ## generate crds/ from kvcm/resources
 	@$(PY) -m kvcm.resources.generate
 
-bench: venv ## the benchmarks of issue A, as ratios in one run (nothing else may run meanwhile)
+bench: venv ## the hot path and memory, as ratios in one run (nothing else may run meanwhile)
 	@$(PY) -m benchmarks.hot_path
 	@$(PY) -m benchmarks.memory
 
