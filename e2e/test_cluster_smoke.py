@@ -68,12 +68,22 @@ def test_the_crds_are_accepted_and_established(cluster: Cluster, tmp_path: Path)
         cluster.kubectl("apply", "-f", str(path))
     try:
         for name in names:
-            cluster.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=30s")
-            cluster.kubectl("get", name, "-A")
+            _established(cluster, name)
     finally:
         for name in names:  # leave the cluster as it was: another test may install its own version of them
             if f"customresourcedefinition.apiextensions.k8s.io/{name}" not in before:
                 cluster.kubectl("delete", "crd", name, "--timeout=60s", timeout=70)
+
+
+def _established(cluster: Cluster, name: str) -> None:
+    """kubectl gives up on a CRD that has no conditions yet, and discovery shows the kind a moment after it is served."""
+
+    def served() -> bool:
+        cluster.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=10s")
+        cluster.kubectl("get", name, "-A")
+        return True
+
+    assert eventually(served, f"{name} is served", seconds=60)
 
 
 _CRD = {
@@ -108,7 +118,7 @@ def test_an_empty_string_is_a_string(cluster: Cluster, namespace: str) -> None:
     """A server of 2021 built by a Go of 2023 takes "" for null, unless the build mends it."""
     cluster.kubectl("apply", "-f", "-", input=json.dumps(_CRD))
     try:
-        cluster.kubectl("wait", "--for=condition=Established", "crd/trials.bed.example", "--timeout=30s")
+        _established(cluster, "trials.bed.example")
         trial = {"apiVersion": "bed.example/v1", "kind": "Trial", "metadata": {"name": "t", "namespace": namespace}, "labels": {"a": ""}}
         eventually(lambda: cluster.kubectl("apply", "-f", "-", input=json.dumps(trial)), "the server takes the new kind")
         got = json.loads(cluster.kubectl("-n", namespace, "get", "trial", "t", "-o", "json"))
