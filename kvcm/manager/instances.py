@@ -186,10 +186,14 @@ class Instances:
         for instance_id in list(self._unopened):
             if not self._turns.is_held(instance_id):
                 async with self._turns.hold(instance_id):
-                    try:
-                        await self._open_removed(instance_id)
-                    except KvcmError as error:
-                        log.debug("removed_instance_unavailable instance=%s: %s", instance_id, error.message)
+                    await self._retry_removed(instance_id)
+
+    async def _retry_removed(self, instance_id: str) -> None:
+        if instance_id in self._unopened:
+            try:
+                await self._open_removed(instance_id)
+            except KvcmError as error:
+                log.debug("removed_instance_unavailable instance=%s: %s", instance_id, error.message)
 
     async def tend(self) -> None:
         """Go on with what could not be finished at once: orphans, deletions without room, returned storages, removed instances."""
@@ -201,7 +205,8 @@ class Instances:
         for instance_id, shard in list(self._draining.items()):
             if not self._turns.is_held(instance_id):
                 async with self._turns.hold(instance_id):
-                    await self._drain(instance_id, shard)
+                    if self._draining.get(instance_id) is shard:  # not registered again while others were looked at
+                        await self._drain(instance_id, shard)
 
     async def close(self) -> None:
         """Forget everything at once, then close the metadata stores."""
