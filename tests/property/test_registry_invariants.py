@@ -58,7 +58,7 @@ def make_instance(op: Op) -> Instance:
         instance_group_name=GROUPS[op.number % 2],
         quota_group_name="",
         block_size=16 if op.flag else 32,
-        location_spec_infos=(LocationSpecInfo("tp0", 1),),
+        location_spec_infos=(LocationSpecInfo("tp0", 1), LocationSpecInfo("b", 1)),
         model_deployment=ModelDeployment("m", "d"),
         location_spec_groups=(LocationSpecGroup("z", ("tp0",)), LocationSpecGroup("a", ("tp0", "b"))),
     )
