@@ -108,6 +108,8 @@ class Story:
         owned = {path_of(uri) for _, _, location in self.world.locations() for uri in self.world.uris_of(location)}
         strays = self.world.files() - owned - {path_of(uri) for uri in self.garbage}
         strays = {path for path in strays if not any(f"/{instance}/" in str(path) for instance in self.cut_removals)}
+        if self.crashed:  # slots that nobody got are forgotten with the process; a file of nothing else may stay
+            strays = {path for path in strays if any(path.read_bytes())}
         demand("I-CM-5", not strays, f"files that nobody owns: {sorted(str(path) for path in strays)}")
 
     async def _drain(self) -> None:
@@ -347,6 +349,7 @@ class Story:
         """Leadership is lost and won again in an orderly way."""
         self.excused.update(write.session_id for write in self.writes)
         self.crashed = True
+        self._note_cut_removals()
         cleanup = asyncio.ensure_future(self.world.manager.cleanup())
         await self._until(cleanup)
         demand("I-WL-4", len(self.world.manager.sessions) == 0, "sessions are left after clean-up")
@@ -354,6 +357,10 @@ class Story:
         self.excused.update(write.session_id for write in self.writes)
         self.world.term.epoch += 1
         await self._until(asyncio.ensure_future(self.world.manager.recover()))
+
+    def _note_cut_removals(self) -> None:
+        self.cut_removals.update(instance for instance, count in self.removals.items() if count)
+        self.cut_removals.update(shard.instance_id for shard in self.world.holders() if shard.condemn_needed)
 
     async def _until(self, call: asyncio.Future[None]) -> None:
         await self.scheduler.settle()
@@ -363,8 +370,7 @@ class Story:
 
     async def op_crash(self) -> None:
         self.crashed = True
-        self.cut_removals.update(instance for instance, count in self.removals.items() if count)
-        self.cut_removals.update(shard.instance_id for shard in self.world.holders() if shard.condemn_needed)
+        self._note_cut_removals()
         for task in self._tasks | self.world.manager._tasks:
             task.cancel()
         await self.scheduler.settle()
