@@ -1,4 +1,4 @@
-"""What every end-to-end test can ask for: the cluster of the test bed."""
+"""What every end-to-end test can ask for: the cluster of the test bed, and what the operator's stories share."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from e2e.cluster.fixture import cluster, namespace, node_cluster
+from e2e.support.fixtures import a_house, admin_kube, installation, installed, new_house, operator_for
 
-__all__ = ["cluster", "namespace", "node_cluster"]
+__all__ = ["a_house", "admin_kube", "cluster", "installation", "installed", "namespace", "new_house", "node_cluster", "operator_for"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

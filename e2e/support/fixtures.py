@@ -1,0 +1,69 @@
+"""Fixtures of the operator's stories. They skip by name where there is no cluster, or where the cluster is not to be touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.handle import Cluster
+from e2e.support.house import House, house
+from e2e.support.installation import Installation
+from e2e.support.kube import Kube
+from e2e.support.operator_process import OperatorProcess
+
+NewHouse = Callable[..., AbstractContextManager[House]]
+NewOperator = Callable[..., OperatorProcess]
+
+
+@pytest.fixture(scope="session")
+def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """What may be installed on the cluster; nothing is before `ensure`. Removed after the last test."""
+    found = Installation(cluster, tmp_path_factory.mktemp("installation"))
+    if found.foreign():
+        pytest.skip("the cluster has the kinds of kvcm.io already; stories that install and remove them would touch what is not theirs")
+    try:
+        yield found
+    finally:
+        found.remove()
+
+
+@pytest.fixture(scope="session")
+def admin_kube(cluster: Cluster) -> Iterator[Kube]:
+    """The administrator's eyes and hands."""
+    kube = Kube(cluster.kubeconfig)
+    yield kube
+    kube.close()
+
+
+@pytest.fixture
+def installed(installation: Installation) -> Installation:
+    """The kinds and the operator's rights are on the cluster."""
+    installation.ensure()
+    return installation
+
+
+@pytest.fixture
+def new_house(installed: Installation, cluster: Cluster, admin_kube: Kube, tmp_path: Path) -> NewHouse:
+    """`with new_house() as house:` as often as wanted; `namespace` and `settings` as for `house`."""
+    return partial(house, cluster, admin_kube, tmp_path)
+
+
+@pytest.fixture
+def a_house(new_house: NewHouse) -> Iterator[House]:
+    with new_house() as found:
+        yield found
+
+
+@pytest.fixture
+def operator_for(installed: Installation) -> NewOperator:
+    """`with operator_for(house, ...) as operator:` an operator that knows the managers of these houses; further arguments as for the process."""
+
+    def made(*houses: House, **arguments: object) -> OperatorProcess:
+        overrides = {name: address for one in houses for name, address in one.address().items()}
+        return OperatorProcess(installed.kubeconfig, overrides, **arguments)  # type: ignore[arg-type]  # handed through
+
+    return made
