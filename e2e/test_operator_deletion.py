@@ -5,6 +5,8 @@ There are no nodes at this level: THE MANAGER IS A LOCAL PROCESS.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from e2e.cluster.waiting import eventually
@@ -124,13 +126,13 @@ def test_of_two_resources_for_one_name_the_older_has_it(a_house: House, admin_ku
         a_house.wait_ready("storage/older")
         born = a_house.body("Storage", "older")["metadata"]["creationTimestamp"]
 
-        def younger() -> bool:
-            """Ages are whole seconds, and within one the uid would decide."""
-            a_house.kubectl("delete", "storage/younger", "--ignore-not-found", "--timeout=20s")
-            a_house.apply(storage("younger", a_house.root / "b", name="fast", enabled=False, **_GONE))
-            return bool(a_house.body("Storage", "younger")["metadata"]["creationTimestamp"] > born)
+        def later() -> bool:
+            """Ages are whole seconds of the API server, and within one of them the uid would decide."""
+            trial = json.loads(a_house.kubectl("create", "configmap", "clock", "--dry-run=server", "-o", "json"))
+            return bool(trial["metadata"]["creationTimestamp"] > born)
 
-        eventually(younger, "the other one is younger")
+        eventually(later, "another second has begun")
+        a_house.apply(storage("younger", a_house.root / "b", name="fast", enabled=False, **_GONE))
         eventually(lambda: a_house.reason("Storage", "younger") == "NameConflict", "the younger one says that the name is taken")
         assert a_house.condition("Storage", "younger", "Stalled")["status"] == "True"
         assert a_house.reason("Storage", "older") == "Ready"

@@ -49,8 +49,7 @@ def test_fresh_cluster_to_blocks_and_back(
         operator_for(house, lease=True) as operator,
         Record(admin_kube, [_NAMESPACE]) as record,
     ):
-        lease = json.loads(cluster.kubectl("-n", NAMESPACE, "get", "lease", "kvcm-operator", "-o", "json"))
-        assert lease["spec"]["holderIdentity"]
+        assert _holder(cluster)
         quickstart = _quickstart(installation, house)
 
         started = time.monotonic()
@@ -78,6 +77,8 @@ def test_fresh_cluster_to_blocks_and_back(
         for kind in OURS:
             assert record.states(kind, "demo") == ["InProgress", "Current", "Terminating", "Gone"], kind
         assert operator.metric("kvcm_operator_drift_corrections_total") == 0
+        operator.stop()
+        assert _holder(cluster) == "", "the next operator need not wait for the term of this one"
 
     installation.remove()
     left = cluster.kubectl("get", "crd,clusterrole,clusterrolebinding,namespace", "-o", "name")
@@ -94,6 +95,11 @@ def test_the_columns_tell_people_what_is_so(a_house: House, operator_for: NewOpe
             assert len(rows) == 1
             assert {"True", "Ready"} <= set(rows[0].split())
         assert a_house.kubectl("get", "kvcm").count("Ready") >= 3
+
+
+def _holder(cluster: Cluster) -> str:
+    lease = json.loads(cluster.kubectl("-n", NAMESPACE, "get", "lease", "kvcm-operator", "-o", "json"))
+    return str(lease["spec"]["holderIdentity"])
 
 
 def _quickstart(installation: Installation, house: House) -> Path:

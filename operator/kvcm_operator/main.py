@@ -87,14 +87,20 @@ def set_up_logging(level: str) -> None:
     # Below INFO these write whole objects.
     for name in ("kopf", "kubernetes", "urllib3", "aiohttp"):
         logging.getLogger(name).setLevel(max(logging.getLevelName(level), logging.INFO))
+    # It says of every event and every tick that it was handled.
+    if level == "INFO":
+        logging.getLogger("kopf.objects").setLevel(logging.WARNING)
 
 
 async def _run(process: Process) -> int:
     """The exit code: 0 after a signal, 1 when the Lease was lost."""
     settings, stop = process.settings, asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)  # kopf puts its own in their place when it starts
+
+    def stop_on_signals() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+    stop_on_signals()
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(serve(process.health, settings.http_port))
         keeping: asyncio.Task[None] | None = None
@@ -111,6 +117,12 @@ async def _run(process: Process) -> int:
         process.health.leader = True
         registry = kopf.get_default_registry()
         process.app().register(registry)
+
+        async def keep_signals(**_: object) -> None:
+            # kopf has put its own handlers in their place; with those it would wait 5 s for its own task that waits for our flag.
+            stop_on_signals()
+
+        kopf.on.startup(registry=registry)(keep_signals)
         await kopf.operator(
             registry=registry,
             settings=_kopf_settings(settings),
