@@ -26,7 +26,7 @@ pytestmark = pytest.mark.e2e
 _DRIFT_S = 1.0
 _MADE = ("StatefulSet", "Service", "ConfigMap", "ServiceAccount")
 _WRITE = re.compile(
-    r'^apiserver_request_total\{[^}]*resource="(?P<what>[a-z]+)"[^}]*verb="(?P<verb>POST|PUT|PATCH|APPLY|DELETE|DELETECOLLECTION)"[^}]*\} (?P<count>\S+)$'
+    r'^apiserver_request_total\{(?:[^}]*,)?resource="(?P<what>[a-z]+)"[^}]*verb="(?P<verb>POST|PUT|PATCH|APPLY|DELETE|DELETECOLLECTION)"[^}]*\} (?P<count>\S+)$'
 )
 
 

@@ -68,6 +68,24 @@ def test_a_change_in_the_middle_of_a_pass_is_not_lost(a_house: House, admin_kube
         assert record.problems() == []
 
 
+def test_a_change_while_the_manager_is_away_is_not_called_done(a_house: House, admin_kube: Kube, operator_for: NewOperator) -> None:
+    """Ready may be kept through a silence, but never for a generation that was not brought to the manager."""
+    with operator_for(a_house), Record(admin_kube, [a_house.namespace]) as record:
+        _settle(a_house)
+        a_house.manager.kill()
+        _set_quota(a_house, 2)
+        eventually(lambda: a_house.reason("InstanceGroup", "chat") != "", "the status speaks about the new generation")
+        with pytest.raises(BedError, match="timed out"):
+            a_house.wait_ready("instancegroup/chat", seconds=2)
+        assert a_house.condition("InstanceGroup", "chat")["status"] == "False"
+        assert a_house.condition("Storage", "fast")["status"] == "True", "nothing new was asked of it"
+        a_house.manager.start()
+        a_house.wait_ready("instancegroup/chat")
+        assert a_house.groups()["chat"].quota.capacity == 2 * _GIB
+        record.caught_up()
+        assert record.problems() == []
+
+
 def test_a_manager_away_for_long_becomes_unknown_and_comes_back(a_house: House, admin_kube: Kube, operator_for: NewOperator) -> None:
     """Within the grace period Ready stays; after it nobody pretends to know. The outage is one dip, not many."""
     with operator_for(a_house, grace_s=3.0) as operator, Record(admin_kube, [a_house.namespace]) as record:

@@ -82,7 +82,7 @@ class Record:
         """
         with self._lock:
             broken = [f"a watch broke: {error}" for error in self._broken]
-            return broken + [problem for key, seens in sorted(self._streams.items()) for problem in _judge(key, seens, dips)]
+            return broken + [problem for key, seens in sorted(self._streams.items()) for problem in judge(key, seens, dips)]
 
     def __len__(self) -> int:
         with self._lock:
@@ -115,7 +115,8 @@ def state(seen: Seen) -> str:
     return "Gone" if seen.type == "DELETED" else kstatus(seen.body).value
 
 
-def _judge(key: str, seens: Sequence[Seen], dips: int) -> list[str]:
+def judge(key: str, seens: Sequence[Seen], dips: int) -> list[str]:
+    """Complaints about one object's stream; `key` is what they begin with."""
     found: list[str] = []
     left: dict[int, int] = defaultdict(int)
     before: Seen | None = None

@@ -160,6 +160,9 @@ class KVCacheManagerStatus(ResourceStatus):
     replicas: int | None = Field(default=None, ge=0, description="Pods that exist.")
     ready_replicas: int | None = Field(default=None, ge=0, description="Pods that are ready.")
     selector: Annotated[str, StringConstraints(max_length=1024)] | None = Field(default=None, description="Selects the pods, for scaling tools.")
+    version: Annotated[str, StringConstraints(max_length=512)] | None = Field(
+        default=None, description="Image of the pods; unset while they have different ones."
+    )
     leader: ManagerLeader | None = Field(default=None, description="Who leads.")
     endpoints: ManagerEndpoints | None = Field(default=None, description="Addresses within the cluster.")
     counts: ManagerCounts | None = Field(default=None, description="What the manager holds.")

@@ -107,7 +107,7 @@ KINDS: tuple[KindInfo, ...] = (
             ("Replicas", "integer", ".status.replicas"),
             ("Leader", "string", ".status.leader.pod"),
             ("Endpoint", "string", ".status.endpoints.metaGrpc"),
-            ("Image", "string", ".spec.image"),
+            ("Version", "string", ".status.version"),
         ),
         scaled=True,
     ),

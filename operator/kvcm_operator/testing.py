@@ -1,8 +1,8 @@
 """Stand-ins for the world of the reconcilers: an API server and a directory of managers in memory, for tests and for trying things out.
 
 `FakeKube` does what reconcilers rely on: uid, generation and resourceVersion are stamped and move as on a real server, a write with an old
-resourceVersion or another uid is a Conflict, the status is a subresource, finalizers keep an object that is being deleted. It has no schema, no
-defaults and no garbage collector. `writes` lists every change, `statuses` every status that could be seen, in order.
+resourceVersion or another uid is a Conflict, the status is a subresource that loses what the CRD does not know, finalizers keep an object that is
+being deleted. It has no other schema, no defaults and no garbage collector. `writes` lists every change, `statuses` every status that could be seen, in order.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from kvcm.client.admin_client import ManagerUnreachable
 from kvcm.client.admin_testing import FakeAdmin
 from kvcm.common.clock import Clock, FakeClock
 from kvcm.common.errors import Conflict, NotFound
+from kvcm.resources.schema import KINDS, root_schema
 from kvcm_operator.subject import mapping, timestamp
 from kvcm_operator.world import FINALIZER, OUR_KINDS, AdminApi, Event, Json, Ref
 
 EVENT_WINDOW_S = 300.0
+_SCHEMAS: dict[str, Json] = {info.kind: root_schema(info)["properties"]["status"] for info in KINDS}
 
 
 class FakeKube:
@@ -131,7 +133,7 @@ class FakeKube:
 
     def set_status(self, ref: Ref, status: Json) -> None:
         stored = self._objects[ref]
-        stored["status"] = copy.deepcopy(status)
+        stored["status"] = copy.deepcopy(pruned(status, _SCHEMAS[ref.kind]) if ref.kind in _SCHEMAS else status)
         self._stamp(stored)
         self.statuses.append((ref, copy.deepcopy(stored)))
 
@@ -239,6 +241,15 @@ def merge(target: Json, patch: Json) -> Json:
         else:
             result[name] = copy.deepcopy(value)
     return result
+
+
+def pruned(value: Any, schema: Json) -> Any:
+    """Without the fields that a structural schema does not know, as an API server stores it."""
+    if isinstance(value, dict) and "properties" in schema:
+        return {name: pruned(item, schema["properties"][name]) for name, item in value.items() if name in schema["properties"]}
+    if isinstance(value, list) and "items" in schema:
+        return [pruned(item, schema["items"]) for item in value]
+    return value
 
 
 def fake_clock() -> FakeClock:
