@@ -38,7 +38,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(options: argparse.Namespace) -> int:
-    from kvcm.config.settings import load_settings
+    from kvcm.config.settings_load import load_settings
 
     text = with_default_ports(_read(options.config_file) if options.config_file else "")
     loaded = load_settings(text, options.env, os.environ)

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvcm.config.errors import SettingsError
-from kvcm.config.settings import load_settings, setting_keys
+from kvcm.config.settings import setting_keys
+from kvcm.config.settings_load import load_settings
 
 if TYPE_CHECKING:
     from kvcm.resources.manager import KVCacheManagerSpec

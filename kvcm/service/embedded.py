@@ -13,7 +13,8 @@ from types import TracebackType
 import uvloop
 
 from kvcm.common.errors import NotReady
-from kvcm.config.settings import Settings, load_settings
+from kvcm.config.settings import Settings
+from kvcm.config.settings_load import load_settings
 from kvcm.service.cluster import Endpoint
 from kvcm.service.server import ManagerServer
 

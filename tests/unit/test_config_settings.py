@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvcm.config.errors import SettingsError
-from kvcm.config.settings import Settings, load_settings, setting_keys
+from kvcm.config.settings import Settings, setting_keys
+from kvcm.config.settings_load import load_settings
 
 pytestmark = pytest.mark.unit
 

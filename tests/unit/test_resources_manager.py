@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from kvcm.common.clock import SystemClock
-from kvcm.config.settings import load_settings
+from kvcm.config.settings_load import load_settings
 from kvcm.config.store import open_store
 from kvcm.coordination.port import open_coordinator
 from kvcm.resources.errors import ResourceError

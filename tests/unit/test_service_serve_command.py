@@ -10,7 +10,7 @@ import pytest
 from kvcm.cli import serve
 from kvcm.cli.main import main
 from kvcm.common.errors import InvalidArgument
-from kvcm.config.settings import load_settings
+from kvcm.config.settings_load import load_settings
 from kvcm.service.malloc_tuning import tune_malloc
 
 pytestmark = pytest.mark.unit
