@@ -42,10 +42,7 @@ class Settings:
     service_http_port: int = field(default=0, metadata=_key("kvcm.service.http_port"))
     service_admin_rpc_port: int = field(default=0, metadata=_key("kvcm.service.admin_rpc_port"))
     service_admin_http_port: int = field(default=0, metadata=_key("kvcm.service.admin_http_port"))
-    service_enable_debug_service: bool = field(
-        default=False,
-        metadata=_key("kvcm.service.enable_debug_service", "the debug service is not part of this version and stays off", False),
-    )
+    service_enable_debug_service: bool = field(default=False, metadata=_key("kvcm.service.enable_debug_service"))
     service_advertised_host: str = field(default="", metadata=_key("kvcm.service.advertised_host"))
     service_custom_info: str = field(default="", metadata=_key("kvcm.service.custom_info"))
     service_admin_auth_token: str = field(default="", metadata=_key("kvcm.service.admin_auth_token"), repr=False)

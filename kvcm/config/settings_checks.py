@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kvcm.config.settings import Settings
 
 DEBUG_PORT_OFFSET = 3000
-_MAX_PORT = 65_535
+MAX_PORT = 65_535
 _MAX_LEASE_MS = 3_600_000
 _MAX_THREADS = 1024
 
@@ -34,9 +34,9 @@ def _ports(settings: Settings) -> list[str]:
         "kvcm.service.admin_http_port": settings.service_admin_http_port,
         "kvcm.kv_meta.rpc_port": settings.kv_meta_rpc_port,
     }
-    problems = [f"{key!r} must be a port from 0 to {_MAX_PORT}." for key, port in ports.items() if not 0 <= port <= _MAX_PORT]
+    problems = [f"{key!r} must be a port from 0 to {MAX_PORT}." for key, port in ports.items() if not 0 <= port <= MAX_PORT]
     debug_port = settings.service_http_port + DEBUG_PORT_OFFSET if settings.service_http_port else 0
-    if settings.service_enable_debug_service and debug_port > _MAX_PORT:
+    if settings.service_enable_debug_service and debug_port > MAX_PORT:
         problems.append(f"'kvcm.service.http_port' leaves no room for the debug port, which is {DEBUG_PORT_OFFSET} above it.")
     # The two RPC ports may be equal (then they share one listener); nothing else may share.
     shared = [ports["kvcm.service.rpc_port"], ports["kvcm.service.admin_rpc_port"]]

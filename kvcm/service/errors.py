@@ -13,3 +13,9 @@ class PortInUse(KvcmError):
 
 class NotStarted(InternalError):
     """Something of the server was used before `start` or after `stop`."""
+
+
+class InjectedFault(InternalError):
+    """A call failed because somebody asked for it through DebugService. Not an accident, so nothing to log as one."""
+
+    fixer = "caller"

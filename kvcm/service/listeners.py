@@ -9,7 +9,9 @@ from dataclasses import replace
 from starlette.routing import BaseRoute
 
 from kvcm.config.settings import Settings
+from kvcm.config.settings_checks import DEBUG_PORT_OFFSET, MAX_PORT
 from kvcm.service.cluster import Endpoint
+from kvcm.service.errors import PortInUse
 from kvcm.service.grpc.health import Health
 from kvcm.service.grpc.server import GrpcListener
 from kvcm.service.http.app import build_app
@@ -17,31 +19,34 @@ from kvcm.service.http.listener import HttpListener
 from kvcm.service.in_flight import InFlight
 from kvcm.service.rpc import Dispatcher, Service
 
+_HTTP_KEY = "kvcm.service.http_port"
+_PAIR_ATTEMPTS = 16
+
 
 class Listeners:
     """`bind_http` first, then `start`; a failure of either leaves what was opened to `stop`.
 
-    Port 0 means any free one. The admin gRPC service has a port of its own only if its setting is not 0 and not the meta port.
+    Port 0 means any free one. The admin gRPC service has a port of its own only if its setting is not 0 and not the meta port. The debug service is
+    beside the admin service on gRPC and 3000 above the meta service on HTTP.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._meta_http = HttpListener()
         self._admin_http = HttpListener()
+        self._debug_http = HttpListener() if settings.service_enable_debug_service else None
         self._grpc: list[GrpcListener] = []
         self._health: list[Health] = []
 
     def bind_http(self) -> tuple[int, int]:
-        """Take the two HTTP ports; returns (meta, admin). Raises PortInUse."""
-        return (
-            self._meta_http.bind(self._settings.service_http_port, "kvcm.service.http_port"),
-            self._admin_http.bind(self._settings.service_admin_http_port, "kvcm.service.admin_http_port"),
-        )
+        """Take the HTTP ports; returns (meta, admin). Raises PortInUse."""
+        return self._bind_meta_http(), self._admin_http.bind(self._settings.service_admin_http_port, "kvcm.service.admin_http_port")
 
     async def start(
         self,
         meta: Service,
         admin: Service,
+        debug: Service | None,
         admin_extra: Sequence[BaseRoute],
         dispatcher: Dispatcher,
         in_flight: InFlight,
@@ -49,8 +54,12 @@ class Listeners:
         own: Endpoint,
         grace_s: float,
     ) -> Endpoint:
-        """Accept calls on all ports; returns `own` with the real ports. Raises PortInUse."""
+        """Accept calls on all ports; returns `own` with the real ports. Raises PortInUse.
+
+        `debug`: None unless the settings ask for the debug service.
+        """
         rpc_port, admin_port = self._settings.service_rpc_port, self._settings.service_admin_rpc_port
+        beside_admin = [admin] if debug is None else [admin, debug]
         shared = admin_port in (0, rpc_port)
 
         async def listen(services: Sequence[Service], port: int, key: str) -> int:
@@ -60,10 +69,12 @@ class Listeners:
             self._grpc.append(listener)
             return await listener.start(port, key)
 
-        real_rpc = await listen([meta, admin] if shared else [meta], rpc_port, "kvcm.service.rpc_port")
-        real_admin = real_rpc if shared else await listen([admin], admin_port, "kvcm.service.admin_rpc_port")
+        real_rpc = await listen([meta, *beside_admin] if shared else [meta], rpc_port, "kvcm.service.rpc_port")
+        real_admin = real_rpc if shared else await listen(beside_admin, admin_port, "kvcm.service.admin_rpc_port")
         await self._meta_http.start(build_app([meta], dispatcher, in_flight), grace_s)
         await self._admin_http.start(build_app([admin], dispatcher, in_flight, admin_extra), grace_s)
+        if self._debug_http is not None and debug is not None:
+            await self._debug_http.start(build_app([debug], dispatcher, in_flight), grace_s)
         return replace(own, meta_rpc_port=real_rpc, meta_http_port=self._meta_http.port, admin_rpc_port=real_admin, admin_http_port=self._admin_http.port)
 
     def close_health(self) -> None:
@@ -75,4 +86,23 @@ class Listeners:
         """Refuse new calls on all ports at once, let running ones end for `grace_s` seconds, cut the rest. Idempotent."""
         self.close_health()
         stops = [listener.stop(grace_s) for listener in self._grpc]
-        await asyncio.gather(*stops, self._meta_http.stop(), self._admin_http.stop(), return_exceptions=True)
+        http = [listener.stop() for listener in (self._meta_http, self._admin_http, self._debug_http) if listener is not None]
+        await asyncio.gather(*stops, *http, return_exceptions=True)
+
+    def _bind_meta_http(self) -> int:
+        """The meta port, and the debug port above it. Where any port will do, one whose neighbour is free is looked for."""
+        wanted = self._settings.service_http_port
+        if self._debug_http is None:
+            return self._meta_http.bind(wanted, _HTTP_KEY)
+        for _ in range(1 if wanted else _PAIR_ATTEMPTS):
+            port = self._meta_http.bind(wanted, _HTTP_KEY)
+            debug_port = port + DEBUG_PORT_OFFSET
+            try:
+                if debug_port > MAX_PORT:
+                    raise PortInUse(f"Port {port} ({_HTTP_KEY}) leaves no room for the debug port, which is {DEBUG_PORT_OFFSET} above it.")
+                self._debug_http.bind(debug_port, f"{_HTTP_KEY} + {DEBUG_PORT_OFFSET}")
+                return port
+            except PortInUse as error:
+                self._meta_http.unbind()
+                refused = error
+        raise refused

@@ -26,18 +26,36 @@ MAX_MESSAGE_CHARS = 4096
 """Messages name what the caller has sent; a caller's megabytes are neither sent back nor logged."""
 
 
+FORCE_HEADER = "x-kvcm-force"
+"""`true`: remove also what is still referenced (HTTP header or gRPC metadata)."""
+
+
+class Origin(Protocol):
+    """What came with a call besides its request. Asked by the few handlers that want to know; the others pay nothing."""
+
+    def header(self, name: str) -> str:
+        """The HTTP header or the gRPC metadata of this lower-case name; empty when there is none."""
+        ...
+
+
 class Call:
     """What a handler may know about the call besides its request. `group`, `instance` and the block counts are set by handlers for metrics."""
 
-    __slots__ = ("group", "hit_blocks", "instance", "now_us", "queried_blocks", "request_id")
+    __slots__ = ("group", "hit_blocks", "instance", "now_us", "origin", "queried_blocks", "request_id")
 
-    def __init__(self, request_id: str, now_us: int) -> None:
+    def __init__(self, request_id: str, now_us: int, origin: Origin | None = None) -> None:
         self.request_id = request_id
         self.now_us = now_us
+        self.origin = origin
         self.group = ""
         self.instance = ""
         self.queried_blocks = 0
         self.hit_blocks = 0
+
+    @property
+    def forced(self) -> bool:
+        """Did the caller ask to go on although something is still referenced?"""
+        return self.origin is not None and self.origin.header(FORCE_HEADER).strip().lower() == "true"
 
 
 Reply = tuple[int, bytes]
@@ -76,20 +94,31 @@ class CallObserver(Protocol):
     def observe(self, api: str, call: Call, code: int, elapsed_us: int) -> None: ...
 
 
+class FaultCheck(Protocol):
+    def check(self, request: Any) -> None:
+        """Raises InjectedFault when a call with this request is to fail (wire contract 5.8)."""
+        ...
+
+
 class Dispatcher:
+    """`faults`: None unless some are set, so that a call without them costs one look."""
+
     def __init__(self, clock: Clock, leader: LeaderCheck, observer: CallObserver) -> None:
         self._clock = clock
         self._leader = leader
         self._observer = observer
+        self.faults: FaultCheck | None = None
 
-    async def call(self, rpc: Rpc, request: Any) -> bytes:
+    async def call(self, rpc: Rpc, request: Any, origin: Origin | None = None) -> bytes:
         """Run one call to its reply. Never raises except for cancellation."""
         started = self._clock.monotonic_us()
         now = self._clock.wall_us()
-        call = Call(f"{getattr(request, 'trace_id', '')[:MAX_TRACE_ID_CHARS]}_{now}", now)
+        call = Call(f"{getattr(request, 'trace_id', '')[:MAX_TRACE_ID_CHARS]}_{now}", now, origin)
         try:
             if rpc.leader_only and not self._leader.may_serve(started):
                 raise NotLeader("this node does not lead; ask the leader (GetClusterInfo tells who that is)")
+            if self.faults is not None:
+                self.faults.check(request)
             code, reply = await rpc.handler(request, call)
         except KvcmError as error:
             code = int(error.code)

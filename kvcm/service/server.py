@@ -42,6 +42,7 @@ from kvcm.metrics.request_metrics import RequestMetrics
 from kvcm.protocol.location_encoder import ProtoLocationEncoder
 from kvcm.service.admin_service import build_admin_service
 from kvcm.service.cluster import ClusterSnapshot, Endpoint
+from kvcm.service.debug_service import build_debug_service
 from kvcm.service.errors import NotStarted
 from kvcm.service.host import advertised_host, node_id
 from kvcm.service.http.app import admin_routes
@@ -163,6 +164,7 @@ class ManagerServer:
         dispatcher = Dispatcher(clock, gate, metrics.requests)
         meta = build_meta_service(manager, registry, cluster)
         admin = build_admin_service(manager, registry, storages, cluster)
+        debug = build_debug_service(dispatcher) if settings.service_enable_debug_service else None
         extra = admin_routes([admin], dispatcher, metrics if settings.metrics_enable_prometheus else None)
 
         # From here on things move.
@@ -172,7 +174,7 @@ class ManagerServer:
         stack.push_async_callback(listeners.stop, DRAIN_S)
         stack.push_async_callback(runner.stop)
         stack.callback(listeners.close_health)
-        cluster.publish(await listeners.start(meta, admin, extra, dispatcher, in_flight, gate.may_serve, own, DRAIN_S))
+        cluster.publish(await listeners.start(meta, admin, debug, extra, dispatcher, in_flight, gate.may_serve, own, DRAIN_S))
         self._cluster = cluster
         await runner.start()
         cluster.start()

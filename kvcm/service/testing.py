@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kvcm.common.errors import NotReady
+from kvcm.config.settings_checks import DEBUG_PORT_OFFSET
 from kvcm.service.cluster import Endpoint
 from kvcm.service.embedded import READY_S, settings_from, wait_ready
 from kvcm.service.server import ManagerServer
@@ -63,6 +64,11 @@ class ManagerProcess:
     @property
     def admin_http_url(self) -> str:
         return f"http://{_LOCAL}:{self.endpoint.admin_http_port}"
+
+    @property
+    def debug_http_url(self) -> str:
+        """Served only with `kvcm.service.enable_debug_service=true`."""
+        return f"http://{_LOCAL}:{self.endpoint.meta_http_port + DEBUG_PORT_OFFSET}"
 
     @property
     def pid(self) -> int:

@@ -80,6 +80,21 @@ class _Table(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in th
         return self._handlers.get(handler_call_details.method)
 
 
+class _Origin:
+    """`kvcm.service.rpc.Origin`: the metadata stay in gRPC until somebody asks."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def header(self, name: str) -> str:
+        for key, value in self._context.invocation_metadata() or ():
+            if key == name:
+                return value if isinstance(value, str) else ""
+        return ""
+
+
 def _method(rpc: Rpc, dispatcher: Dispatcher, in_flight: InFlight) -> Any:
     parse = rpc.request_cls.FromString
     call = dispatcher.call
@@ -91,7 +106,7 @@ def _method(rpc: Rpc, dispatcher: Dispatcher, in_flight: InFlight) -> Any:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request is not a valid {rpc.request_cls.DESCRIPTOR.name} message")
         in_flight.count += 1
         try:
-            return await call(rpc, message)
+            return await call(rpc, message, _Origin(context))
         finally:
             in_flight.count -= 1
 

@@ -44,6 +44,18 @@ class _BodyRefused(Exception):
         self.status = status
 
 
+class _Origin:
+    """`kvcm.service.rpc.Origin`."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def header(self, name: str) -> str:
+        return self._request.headers.get(name, "")
+
+
 def build_app(services: Sequence[Service], dispatcher: Dispatcher, in_flight: InFlight, extra: Sequence[BaseRoute] = ()) -> FastAPI:
     """The application of one listener; `extra` comes from `admin_routes`."""
     pool = ThreadPoolExecutor(1, "kvcm-json")
@@ -83,7 +95,7 @@ def _route(rpc: Rpc, dispatcher: Dispatcher, in_flight: InFlight, pool: Executor
             return Response(_NOTHING, refused.status, _CLOSE)
         in_flight.count += 1
         try:
-            reply = await dispatcher.call(rpc, message)
+            reply = await dispatcher.call(rpc, message, _Origin(request))
         finally:
             in_flight.count -= 1
         try:

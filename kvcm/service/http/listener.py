@@ -47,6 +47,12 @@ class HttpListener:
         self.port = int(sock.getsockname()[1])
         return self.port
 
+    def unbind(self) -> None:
+        """Give the port back before `start`."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
     async def start(self, app: FastAPI, grace_s: float) -> None:
         """Serve `app` on the bound socket; returns when connections are accepted. At a stop, requests have `grace_s` seconds to end."""
         if self._socket is None:
@@ -78,9 +84,7 @@ class HttpListener:
             self._server.should_exit = True
             task, self._task = self._task, None
             await asyncio.gather(task, return_exceptions=True)
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        self.unbind()
 
 
 class _Server(uvicorn.Server):
