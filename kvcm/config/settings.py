@@ -89,30 +89,28 @@ class Settings:
     cache_gc_event_report_cleanup_enabled: bool = field(default=True, metadata=_key("kvcm.cache_gc.event_report_cleanup_enabled", _GC, False))
     cache_gc_event_report_action_batch_size: int = field(default=32, metadata=_key("kvcm.cache_gc.event_report_action_batch_size", _GC))
 
-    metrics_reporter_type: str = field(
-        default="local", metadata=_key("kvcm.metrics.reporter_type", "metrics are kept in the process and served at /metrics", "local")
-    )
+    # Empty means `local`; docs/metrics.md says what each does.
+    metrics_reporter_type: str = field(default="local", metadata=_key("kvcm.metrics.reporter_type"))
     metrics_reporter_config: str = field(
         default="", metadata=_key("kvcm.metrics.reporter_config", "no metric reporter of this version reads it, the value is ignored", "")
     )
-    metrics_report_interval_ms: int = field(
-        default=20_000, metadata=_key("kvcm.metrics.report_interval_ms", "metrics are computed when they are read, the value is ignored")
-    )
+    metrics_report_interval_ms: int = field(default=20_000, metadata=_key("kvcm.metrics.report_interval_ms"))
     metrics_enable_prometheus: bool = field(default=True, metadata=_key("kvcm.metrics.enable_prometheus"))
     metrics_prometheus_prefix: str = field(default="kvcm", metadata=_key("kvcm.metrics.prometheus_prefix"))
     metrics_revisit_interval_buckets: str = field(
         default="",
         metadata=_key("kvcm.metrics.revisit_interval_buckets", "revisit intervals are not measured in this version, the value is ignored", ""),
     )
-    event_publishers_configs: str = field(
-        default="",
-        metadata=_key("kvcm.event.event_publishers_configs", "events are not published in this version, the value is ignored", ""),
-    )
+    event_publishers_configs: str = field(default="", metadata=_key("kvcm.event.event_publishers_configs"))
+    # Our own: one line per call. KVCM_ACCESS_LOG_WITH_PAYLOAD, when set, wins over the key.
+    access_log_enabled: bool = field(default=False, metadata=_key("kvcm.access_log.enabled"))
+    access_log_with_payload: bool = field(default=False, metadata=_key("kvcm.access_log.with_payload"))
+    access_log_max_payload_chars: int = field(default=2048, metadata=_key("kvcm.access_log.max_payload_chars"))
+    access_log_queue_size: int = field(default=10_000, metadata=_key("kvcm.access_log.queue_size"))
     affinity_enabled: bool = field(default=False, metadata=_key("kvcm.affinity.enabled", "cache affinity is not part of this version and stays off", False))
 
     # From the process environment only (wire contract 1.4, "extra process environment").
     log_to_console: bool = False
-    access_log_with_payload: bool = True
 
 
 def setting_keys() -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcm.config.settings_source import parse_buckets
+from kvcm.event.publishers import parse_publishers
 
 if TYPE_CHECKING:
     from kvcm.config.settings import Settings
@@ -13,6 +14,9 @@ DEBUG_PORT_OFFSET = 3000
 MAX_PORT = 65_535
 _MAX_LEASE_MS = 3_600_000
 _MAX_THREADS = 1024
+_MAX_WAITING = 1_000_000
+_MAX_PAYLOAD_CHARS = 65_536
+REPORTER_TYPES = ("", "local", "logging", "dummy", "kmonitor")
 
 
 def check_settings(settings: Settings, warnings: list[str]) -> list[str]:
@@ -23,6 +27,7 @@ def check_settings(settings: Settings, warnings: list[str]) -> list[str]:
         *_workers(settings),
         *_positive(settings),
         *_texts(settings),
+        *_observing(settings, warnings),
     ]
 
 
@@ -116,4 +121,28 @@ def _texts(settings: Settings) -> list[str]:
         parse_buckets(settings.metrics_revisit_interval_buckets)
     except ValueError as error:
         problems.append(f"'kvcm.metrics.revisit_interval_buckets' {error}.")
+    return problems
+
+
+def _observing(settings: Settings, warnings: list[str]) -> list[str]:
+    problems = []
+    if settings.metrics_reporter_type not in REPORTER_TYPES:
+        problems.append("'kvcm.metrics.reporter_type' must be local, logging, dummy or kmonitor.")
+    if settings.metrics_reporter_type == "kmonitor":
+        warnings.append(
+            "'kvcm.metrics.reporter_type=kmonitor' is accepted but there is no kmonitor client in this version: it acts as 'local'; scrape /metrics instead."
+        )
+    for key, value, least, most in (
+        ("kvcm.access_log.max_payload_chars", settings.access_log_max_payload_chars, 64, _MAX_PAYLOAD_CHARS),
+        ("kvcm.access_log.queue_size", settings.access_log_queue_size, 1, _MAX_WAITING),
+    ):
+        if not least <= value <= most:
+            problems.append(f"{key!r} must be from {least} to {most}.")
+    try:
+        publishers = parse_publishers(settings.event_publishers_configs)
+    except ValueError as error:
+        problems.append(f"'kvcm.event.event_publishers_configs' {error}.")
+    else:
+        if publishers.optimizer.enable:
+            warnings.append("'kvcm.event.event_publishers_configs' enables the publisher 'optimizer', which is not part of this version and stays off.")
     return problems

@@ -84,4 +84,8 @@ def _extra_environment(values: dict[str, Any], environ: Mapping[str, str], warni
     elif level:
         warnings.append("KVCM_LOG_LEVEL must be DEBUG, INFO, WARN or ERROR; it is ignored.")
     values["log_to_console"] = environ.get("KVCM_LOG_TO_CONSOLE", "") in ("1", "true")
-    values["access_log_with_payload"] = environ.get("KVCM_ACCESS_LOG_WITH_PAYLOAD", "") not in ("0", "false")
+    payload = environ.get("KVCM_ACCESS_LOG_WITH_PAYLOAD", "").lower()
+    if payload in ("1", "true", "0", "false"):
+        values["access_log_with_payload"] = payload in ("1", "true")
+    elif payload:
+        warnings.append("KVCM_ACCESS_LOG_WITH_PAYLOAD must be true or false; it is ignored.")

@@ -2,6 +2,8 @@
 
     time=2026-01-31T12:00:00.123Z level=info logger=kvcm.service.server listening node_id=... meta_rpc=6381
 
+Lines that others have made whole (access log, events) come in blocks through `lines_to`: they cost the logging machinery nothing per line.
+
 Dangers: a full pipe behind stderr must not stop the event loop, so lines wait in a bounded queue and are dropped (and counted) when it is full; text from
 outside must not break a line in two, so control characters are escaped. Bodies and secrets are never logged.
 """
@@ -13,6 +15,7 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Final, TextIO
 
 MAX_WAITING_LINES = 10_000
@@ -36,11 +39,15 @@ class LineFormatter(logging.Formatter):
 
 
 class LineWriter(logging.Handler):
-    """Formats on the caller, writes in a thread. `dropped`: lines that found the queue full."""
+    """Formats on the caller, writes in a thread. `dropped`: lines that found the queue full.
 
-    def __init__(self, stream: TextIO) -> None:
+    `bare`: the stream is for one kind of finished lines only (an access log file), which are written as they are.
+    """
+
+    def __init__(self, stream: TextIO, *, bare: bool = False) -> None:
         super().__init__()
         self.dropped = 0
+        self._bare = bare
         self._stream = stream
         self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING_LINES)
         self._thread = threading.Thread(target=self._run, name="kvcm-log", daemon=True)
@@ -53,6 +60,16 @@ class LineWriter(logging.Handler):
             self.dropped += 1
         except Exception:
             self.handleError(record)
+
+    def write_lines(self, lines: Sequence[str], logger: str) -> None:
+        """Write finished lines without line ends, as one block. From any thread; what finds no room is dropped and counted."""
+        if not lines:
+            return
+        text = "\n".join(lines) if self._bare else "\n".join([f"level=info logger={logger} {line}" for line in lines])
+        try:
+            self._lines.put_nowait(text)
+        except queue.Full:
+            self.dropped += len(lines)
 
     def finish(self, timeout_s: float = 2.0) -> None:
         """Write what is waiting, for at most `timeout_s` seconds."""
@@ -88,3 +105,31 @@ def set_up_logging(level: int, stream: TextIO | None = None) -> LineWriter:
     for name in _CHATTY:
         logging.getLogger(name).setLevel(max(chosen, logging.WARNING))
     return writer
+
+
+def lines_to(name: str) -> Callable[[Sequence[str]], None]:
+    """Where the finished lines of logger `name` go: to the handlers that it has when they come, if its level lets `info` pass. For threads of their own."""
+    logger = logging.getLogger(name)
+
+    def write(lines: Sequence[str]) -> None:
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        for handler in _handlers_of(logger):
+            if handler.level > logging.INFO:
+                continue
+            if isinstance(handler, LineWriter):
+                handler.write_lines(lines, name)
+                continue
+            for line in lines:
+                handler.handle(logging.LogRecord(name, logging.INFO, "", 0, "%s", (line,), None))
+
+    return write
+
+
+def _handlers_of(logger: logging.Logger) -> list[logging.Handler]:
+    found: list[logging.Handler] = []
+    at: logging.Logger | None = logger
+    while at is not None:
+        found += at.handlers
+        at = at.parent if at.propagate else None
+    return found

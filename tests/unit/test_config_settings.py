@@ -119,6 +119,11 @@ def test_the_legacy_lock_uri_counts_while_the_new_key_is_empty() -> None:
         ["kvcm.logger.log_level=6"],
         ["kvcm.metrics.revisit_interval_buckets=5,1"],
         ["kvcm.metrics.revisit_interval_buckets=0,1"],
+        ["kvcm.metrics.reporter_type=carrier-pigeon"],
+        ["kvcm.access_log.queue_size=0"],
+        ["kvcm.access_log.max_payload_chars=1"],
+        ["kvcm.event.event_publishers_configs={"],
+        ['kvcm.event.event_publishers_configs={"log":{"queue_size":0}}'],
         ["kvcm.service.admin_auth_token=secret"],
     ],
 )
@@ -142,9 +147,19 @@ def test_a_slow_election_loop_is_warned_about() -> None:
 
 def test_the_extra_environment_is_read() -> None:
     environ = {"KVCM_LOG_LEVEL": "debug", "KVCM_LOG_TO_CONSOLE": "1", "KVCM_ACCESS_LOG_WITH_PAYLOAD": "false"}
-    settings = load_settings("kvcm.logger.log_level=2", [], environ).settings
+    settings = load_settings("kvcm.logger.log_level=2", ["kvcm.access_log.with_payload=true"], environ).settings
     assert (settings.logger_log_level, settings.log_to_console, settings.access_log_with_payload) == (5, True, False)
     assert "KVCM_LOG_LEVEL" in load_settings(None, [], {"KVCM_LOG_LEVEL": "loud"}).warnings[0]
+    assert load_settings(None, [], {"KVCM_ACCESS_LOG_WITH_PAYLOAD": "True"}).settings.access_log_with_payload
+    assert "KVCM_ACCESS_LOG_WITH_PAYLOAD" in load_settings(None, [], {"KVCM_ACCESS_LOG_WITH_PAYLOAD": "maybe"}).warnings[0]
+
+
+def test_what_observes_is_accepted_with_a_word_where_it_does_less() -> None:
+    for kind in ("", "local", "logging", "dummy"):
+        assert load_settings(None, [f"kvcm.metrics.reporter_type={kind}"], {}).warnings == ()
+    assert "kmonitor" in load_settings(None, ["kvcm.metrics.reporter_type=kmonitor"], {}).warnings[0]
+    assert load_settings(None, ['kvcm.event.event_publishers_configs={"log":{"enable":true}}'], {}).warnings == ()
+    assert "optimizer" in load_settings(None, ['kvcm.event.event_publishers_configs={"optimizer":{"enable":true}}'], {}).warnings[0]
 
 
 def test_every_key_of_the_contract_is_known_and_uris_are_not_shown() -> None:

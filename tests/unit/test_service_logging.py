@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvcm.service import logging_setup
-from kvcm.service.logging_setup import LineFormatter, LineWriter, set_up_logging
+from kvcm.service.logging_setup import LineFormatter, LineWriter, lines_to, set_up_logging
 
 pytestmark = pytest.mark.unit
 
@@ -98,3 +98,31 @@ def test_a_stuck_reader_costs_lines_not_time(monkeypatch: pytest.MonkeyPatch) ->
     stream.released.set()
     writer.finish()
     assert "lines_dropped=15" in stream.getvalue()
+
+
+def test_finished_lines_go_as_one_block_to_the_handlers_of_their_logger() -> None:
+    common, own = io.StringIO(), io.StringIO()
+    writer = set_up_logging(0, common)
+    lines_to("kvcm.test_lines")(["{1}", "{2}"])
+    logger = logging.getLogger("kvcm.test_lines")
+    file = LineWriter(own, bare=True)
+    logger.addHandler(file)
+    logger.propagate = False
+    try:
+        lines_to("kvcm.test_lines")(["{3}", "{4}"])
+        logger.setLevel(logging.WARNING)
+        lines_to("kvcm.test_lines")(["{5}"])
+    finally:
+        logger.removeHandler(file)
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
+    writer.finish()
+    file.finish()
+    assert common.getvalue() == "level=info logger=kvcm.test_lines {1}\nlevel=info logger=kvcm.test_lines {2}\n"
+    assert own.getvalue() == "{3}\n{4}\n"
+
+
+def test_finished_lines_reach_handlers_of_other_kinds(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        lines_to("kvcm.test_other")(["{100%}"])
+    assert "{100%}" in caplog.messages
