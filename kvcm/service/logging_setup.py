@@ -1,41 +1,69 @@
-"""Logging of a server process: one line per event on stderr, written by a thread of its own.
+"""Logging of a server process: one line per event, written by threads of their own, to stderr unless a logger file (`logger_config`) says otherwise.
 
     time=2026-01-31T12:00:00.123Z level=info logger=kvcm.service.server listening node_id=... meta_rpc=6381
 
-Lines that others have made whole (access log, events) come in blocks through `lines_to`: they cost the logging machinery nothing per line.
+Besides this service log there are logs whose lines are records for programs (LOGS): in a file of its own a line is the bare record. Their makers hand over
+finished lines in blocks (`lines_to`), which costs the logging machinery nothing per line.
 
-Dangers: a full pipe behind stderr must not stop the event loop, so lines wait in a bounded queue and are dropped (and counted) when it is full; text from
-outside must not break a line in two, so control characters are escaped. Bodies and secrets are never logged.
+Dangers: a full pipe behind stderr or a slow disk must not stop the event loop, so lines wait in a bounded queue and are dropped (and counted) when it is
+full; text from outside must not break a line in two, so control characters are escaped. Secrets are never logged.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, TextIO
+from typing import Final, Protocol, TextIO
+
+from kvcm.service.log_file import LogFile
+from kvcm.service.logger_config import LoggerConfig, Route
 
 MAX_WAITING_LINES = 10_000
 MAX_LINE_CHARS = 16_384
+MAX_BARE_CHARS = 1 << 18
+_STREAM = ""
+LOGS: Final = {"access": "kvcm.access", "metrics": "kvcm.metrics.report", "publisher": "kvcm.event.log"}
+"""Upstream's names of the logs with records -> the `logging` name that writes them. Nothing is written to one that nobody switches on."""
 _LEVELS: Final = {0: logging.INFO, 1: logging.CRITICAL, 2: logging.ERROR, 3: logging.WARNING, 4: logging.INFO, 5: logging.DEBUG}
 _NAMES: Final = {logging.CRITICAL: "fatal", logging.ERROR: "error", logging.WARNING: "warn", logging.INFO: "info", logging.DEBUG: "debug"}
 # Their lines of level info are about their own life, not about ours.
 _CHATTY: Final = ("uvicorn", "asyncio", "grpc")
 _ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127)} | {ord("\n"): "\\n", ord("\t"): "\\t", ord("\r"): "\\r"}
+_log = logging.getLogger("kvcm.service.logging")
+
+
+class Sink(Protocol):
+    """What a LineWriter writes to; a text stream is one."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
 
 
 class LineFormatter(logging.Formatter):
+    """`bare`: the record only, without time, level and logger."""
+
+    def __init__(self, max_chars: int = 0, *, bare: bool = False) -> None:
+        super().__init__()
+        self._max_chars = max_chars or (MAX_BARE_CHARS if bare else MAX_LINE_CHARS)
+        self._bare = bare
+
     def format(self, record: logging.LogRecord) -> str:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        level = _NAMES.get(record.levelno, record.levelname.lower())
         text = record.getMessage()
         if record.exc_info:
             text = f"{text} exception={self.formatException(record.exc_info)}"
-        line = f"time={stamp}.{int(record.msecs):03d}Z level={level} logger={record.name} {text}".translate(_ESCAPES)
-        return line if len(line) <= MAX_LINE_CHARS else f"{line[:MAX_LINE_CHARS]} (cut)"
+        if not self._bare:
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            level = _NAMES.get(record.levelno, record.levelname.lower())
+            text = f"time={stamp}.{int(record.msecs):03d}Z level={level} logger={record.name} {text}"
+        line = text.translate(_ESCAPES)
+        return line if len(line) <= self._max_chars else f"{line[: self._max_chars]} (cut)"
 
 
 class LineWriter(logging.Handler):
@@ -44,7 +72,7 @@ class LineWriter(logging.Handler):
     `bare`: the stream is for one kind of finished lines only (an access log file), which are written as they are.
     """
 
-    def __init__(self, stream: TextIO, *, bare: bool = False) -> None:
+    def __init__(self, stream: Sink, *, bare: bool = False) -> None:
         super().__init__()
         self.dropped = 0
         self._bare = bare
@@ -92,19 +120,48 @@ class LineWriter(logging.Handler):
             except (OSError, ValueError):
                 # Nobody reads stderr any more; there is nowhere to say so.
                 continue
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
 
 
-def set_up_logging(level: int, stream: TextIO | None = None) -> LineWriter:
-    """Send everything to `stream` (stderr); `level` as in `kvcm.logger.log_level`. Call `finish` on the result before the process ends."""
-    writer = LineWriter(stream or sys.stderr)
-    writer.setFormatter(LineFormatter())
+class Logs:
+    """Every log of the process. Call `finish` before it ends."""
+
+    def __init__(self, writers: Sequence[LineWriter], files: Sequence[LogFile]) -> None:
+        self._writers = tuple(writers)
+        self._files = tuple(files)
+
+    def finish(self) -> None:
+        for writer in self._writers:
+            writer.finish()
+        for file in self._files:
+            file.close()
+
+
+def set_up_logging(level: int, stream: TextIO | None = None, config: LoggerConfig | None = None, *, console: bool = False) -> Logs:
+    """Open every log that `config` asks for; everything goes to `stream` (stderr) without one.
+
+    `level`: as in `kvcm.logger.log_level`; 0 leaves it to the logger file, else info. `console`: the service log goes to `stream` as well. A file that
+    cannot be opened is reported in the service log, and its lines go to `stream`.
+    """
+    config = config or LoggerConfig()
+    opener = _Opener(stream or sys.stderr, config.max_line_chars)
     root = logging.getLogger()
-    root.handlers[:] = [writer]
-    chosen = _LEVELS.get(level, logging.INFO)
+    wanted = config.root
+    root.handlers[:] = opener.open(wanted, console=console or not wanted.files, bare=False)
+    chosen = _LEVELS.get(level, logging.INFO) if level or wanted.level is None else wanted.level
     root.setLevel(chosen)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(max(chosen, logging.WARNING))
-    return writer
+    for name, logger_name in LOGS.items():
+        route = config.logs.get(name, Route())
+        logger = logging.getLogger(logger_name)
+        logger.handlers[:] = opener.open(route, console=route.console, bare=True)
+        logger.propagate = route.inherit or not logger.handlers
+        logger.setLevel(logging.NOTSET if route.level is None else route.level)
+    for failure in opener.failures:
+        _log.error("%s", failure)
+    return Logs(opener.writers, opener.files)
 
 
 def lines_to(name: str) -> Callable[[Sequence[str]], None]:
@@ -133,3 +190,43 @@ def _handlers_of(logger: logging.Logger) -> list[logging.Handler]:
         found += at.handlers
         at = at.parent if at.propagate else None
     return found
+
+
+class _Opener:
+    """One writer per file and one for the stream, whatever number of logs share it. Who opens it first decides whether its lines are bare."""
+
+    def __init__(self, stream: TextIO, max_chars: int) -> None:
+        self.failures: list[str] = []
+        self.files: list[LogFile] = []
+        self._stream = stream
+        self._max_chars = max_chars
+        self._open: dict[str, LineWriter] = {}
+
+    @property
+    def writers(self) -> list[LineWriter]:
+        return list(self._open.values())
+
+    def open(self, route: Route, *, console: bool, bare: bool) -> list[logging.Handler]:
+        found: dict[str, logging.Handler] = {}
+        for target in route.files:
+            # Two files that turn each other over would lose lines.
+            path = os.path.abspath(target.path)
+            if path not in self._open:
+                file = LogFile(target)
+                if reason := file.open():
+                    self.failures.append(f"The log file {target.path!r} cannot be written: {reason}. Its lines go to stderr.")
+                    console = True
+                    continue
+                self.files.append(file)
+                self._writer(path, file, bare)
+            found[path] = self._open[path]
+        if console:
+            if _STREAM not in self._open:
+                # Lines of all logs in one stream: each has to say where it comes from.
+                self._writer(_STREAM, self._stream, False)
+            found[_STREAM] = self._open[_STREAM]
+        return list(found.values())
+
+    def _writer(self, path: str, sink: Sink, bare: bool) -> None:
+        writer = self._open[path] = LineWriter(sink, bare=bare)
+        writer.setFormatter(LineFormatter(self._max_chars, bare=bare))

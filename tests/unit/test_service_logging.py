@@ -7,10 +7,12 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from kvcm.service import logging_setup
+from kvcm.service.logger_config import FileTarget, LoggerConfig, Route
 from kvcm.service.logging_setup import LineFormatter, LineWriter, lines_to, set_up_logging
 
 pytestmark = pytest.mark.unit
@@ -18,11 +20,12 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture(autouse=True)
 def _restore_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    loggers = [logging.getLogger(name) for name in ("", *logging_setup.LOGS.values())]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 def record(message: str, *args: object, exc_info: object = None) -> logging.LogRecord:
@@ -55,6 +58,7 @@ def test_long_lines_are_cut() -> None:
     line = LineFormatter().format(record("x" * 100_000))
     assert len(line) < logging_setup.MAX_LINE_CHARS + 10
     assert line.endswith("(cut)")
+    assert LineFormatter(10, bare=True).format(record("y" * 11)) == "y" * 10 + " (cut)"
 
 
 @pytest.mark.parametrize(("setting", "level"), [(0, logging.INFO), (1, logging.CRITICAL), (2, logging.ERROR), (3, logging.WARNING), (5, logging.DEBUG)])
@@ -126,3 +130,55 @@ def test_finished_lines_reach_handlers_of_other_kinds(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.INFO):
         lines_to("kvcm.test_other")(["{100%}"])
     assert "{100%}" in caplog.messages
+
+
+def test_the_level_of_the_logger_file_holds_unless_a_setting_gives_one() -> None:
+    config = LoggerConfig(Route(logging.ERROR))
+    for setting, level in ((0, logging.ERROR), (5, logging.DEBUG)):
+        logs = set_up_logging(setting, io.StringIO(), config)
+        assert logging.getLogger().level == level
+        logs.finish()
+
+
+def test_each_log_goes_where_the_logger_file_sends_it(tmp_path: Path) -> None:
+    service, access = tmp_path / "deep" / "kvcm.log", tmp_path / "access.log"
+    config = LoggerConfig(
+        Route(None, (FileTarget(str(service)),)),
+        {
+            "access": Route(logging.INFO, (FileTarget(str(access)),), inherit=False),
+            "metrics": Route(logging.INFO, (FileTarget(f"{tmp_path}/deep/../deep/kvcm.log"),), inherit=False),
+            "publisher": Route(logging.WARNING),
+        },
+    )
+    stream = io.StringIO()
+    logs = set_up_logging(0, stream, config)
+    logging.getLogger("kvcm.x").info("hello")
+    lines_to(logging_setup.LOGS["access"])(['{"api_name":"A"}'])
+    logging.getLogger(logging_setup.LOGS["metrics"]).info("n=1")
+    logging.getLogger(logging_setup.LOGS["publisher"]).info("too quiet")
+    logging.getLogger(logging_setup.LOGS["publisher"]).warning("loud")
+    logs.finish()
+    assert stream.getvalue() == ""
+    assert access.read_text(encoding="utf-8") == '{"api_name":"A"}\n'
+    lines = [line.split("logger=")[1] for line in service.read_text(encoding="utf-8").splitlines()]
+    assert lines == ["kvcm.x hello", "kvcm.metrics.report n=1", "kvcm.event.log loud"]
+
+
+def test_with_the_console_the_service_log_is_in_both_places(tmp_path: Path) -> None:
+    target = tmp_path / "kvcm.log"
+    stream = io.StringIO()
+    logs = set_up_logging(0, stream, LoggerConfig(Route(None, (FileTarget(str(target)),))), console=True)
+    logging.getLogger("kvcm.x").info("hello")
+    logs.finish()
+    assert stream.getvalue() == target.read_text(encoding="utf-8")
+    assert "hello" in stream.getvalue()
+
+
+def test_a_log_file_that_cannot_be_opened_is_reported_and_its_lines_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    stream = io.StringIO()
+    logs = set_up_logging(0, stream, LoggerConfig(Route(None, (FileTarget(f"{tmp_path}/file/kvcm.log"),))))
+    logging.getLogger("kvcm.x").info("hello")
+    logs.finish()
+    assert "cannot be written: File exists. Its lines go to stderr." in stream.getvalue()
+    assert "hello" in stream.getvalue()
