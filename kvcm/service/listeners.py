@@ -12,7 +12,8 @@ from kvcm.config.settings import Settings
 from kvcm.config.settings_checks import DEBUG_PORT_OFFSET, MAX_PORT
 from kvcm.service.cluster import Endpoint
 from kvcm.service.errors import PortInUse
-from kvcm.service.grpc.health import Health
+from kvcm.service.grpc.health import HEALTH_SERVICE, Health
+from kvcm.service.grpc.reflection import Reflection
 from kvcm.service.grpc.server import GrpcListener
 from kvcm.service.http.app import build_app
 from kvcm.service.http.listener import HttpListener
@@ -37,6 +38,7 @@ class Listeners:
         self._debug_http = HttpListener() if settings.service_enable_debug_service else None
         self._grpc: list[GrpcListener] = []
         self._health: list[Health] = []
+        self._reflection: list[Reflection] = []
 
     def bind_http(self) -> tuple[int, int]:
         """Take the HTTP ports; returns (meta, admin). Raises PortInUse."""
@@ -63,24 +65,33 @@ class Listeners:
         shared = admin_port in (0, rpc_port)
 
         async def listen(services: Sequence[Service], port: int, key: str) -> int:
-            health = Health([service.full_name for service in services], may_serve)
-            listener = GrpcListener(services, dispatcher, in_flight, [health.handler()])
+            names = [service.full_name for service in services]
+            health = Health(names, may_serve)
+            extra = [health.handler()]
             self._health.append(health)
+            if self._settings.service_grpc_reflection:
+                reflection = Reflection(names, [HEALTH_SERVICE])
+                extra += reflection.handlers()
+                self._reflection.append(reflection)
+            listener = GrpcListener(services, dispatcher, in_flight, extra)
             self._grpc.append(listener)
             return await listener.start(port, key)
 
         real_rpc = await listen([meta, *beside_admin] if shared else [meta], rpc_port, "kvcm.service.rpc_port")
         real_admin = real_rpc if shared else await listen(beside_admin, admin_port, "kvcm.service.admin_rpc_port")
-        await self._meta_http.start(build_app([meta], dispatcher, in_flight), grace_s)
-        await self._admin_http.start(build_app([admin], dispatcher, in_flight, admin_extra), grace_s)
+        docs = self._settings.service_http_docs
+        await self._meta_http.start(build_app([meta], dispatcher, in_flight, docs=docs), grace_s)
+        await self._admin_http.start(build_app([admin], dispatcher, in_flight, admin_extra, docs=docs), grace_s)
         if self._debug_http is not None and debug is not None:
-            await self._debug_http.start(build_app([debug], dispatcher, in_flight), grace_s)
+            await self._debug_http.start(build_app([debug], dispatcher, in_flight, docs=docs), grace_s)
         return replace(own, meta_rpc_port=real_rpc, meta_http_port=self._meta_http.port, admin_rpc_port=real_admin, admin_http_port=self._admin_http.port)
 
     def close_health(self) -> None:
         """Tell whoever asks or watches that this node is about to go."""
         for health in self._health:
             health.close()
+        for reflection in self._reflection:
+            reflection.close()
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls on all ports at once, let running ones end for `grace_s` seconds, cut the rest. Idempotent."""

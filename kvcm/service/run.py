@@ -17,6 +17,7 @@ from kvcm.config.settings import Settings
 from kvcm.metrics import gc_tuning
 from kvcm.service.cluster import Endpoint
 from kvcm.service.malloc_tuning import tune_malloc
+from kvcm.service.open_files import raise_limit
 from kvcm.service.server import ManagerServer
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -27,6 +28,7 @@ _log = logging.getLogger("kvcm.service.run")
 def run(settings: Settings, on_ready: Callable[[Endpoint], None]) -> None:
     """Serve until a signal comes; `on_ready` is called once, when calls are answered. Raises as ManagerServer.start does, and what `on_ready` raises."""
     tune_malloc()
+    raise_limit()
     gc_tuning.tune()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, on_ready))

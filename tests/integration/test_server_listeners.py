@@ -19,7 +19,7 @@ from kvcm.protocol.location_encoder import encode_header
 from kvcm.service.errors import PortInUse
 from kvcm.service.grpc.health import Health
 from kvcm.service.grpc.server import MAX_REQUEST_BYTES, GrpcListener
-from kvcm.service.http import app as app_module
+from kvcm.service.http import body as body_module
 from kvcm.service.http import protocol as protocol_module
 from kvcm.service.http.app import build_app
 from kvcm.service.http.listener import HttpListener
@@ -269,8 +269,8 @@ def test_a_reply_that_cannot_be_written_as_json_is_500(caplog: pytest.LogCapture
 
 
 def test_bodies_over_the_limit_are_413(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app_module, "MAX_BODY_BYTES", 1000)
-    monkeypatch.setattr(app_module, "_MAX_DISCARDED_BYTES", 100_000)
+    monkeypatch.setattr(body_module, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(body_module, "MAX_DISCARDED_BYTES", 100_000)
 
     async def script(house: House) -> None:
         assert (await house.post("/api/trimCache", b" " * 998 + b"{}"))[0] == 200
@@ -304,7 +304,7 @@ async def _talk(house: House, text: bytes) -> bytes:
 
 
 def test_a_body_that_does_not_come_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app_module, "BODY_DEADLINE_S", 0.05)
+    monkeypatch.setattr(body_module, "BODY_DEADLINE_S", 0.05)
 
     async def script(house: House) -> None:
         answer = await _talk(house, b"POST /api/trimCache HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{")

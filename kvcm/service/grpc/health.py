@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-_SERVICE = "grpc.health.v1.Health"
+HEALTH_SERVICE = "grpc.health.v1.Health"
 _POLL_S = 0.25
 MAX_WATCHERS = 256
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -51,7 +51,7 @@ class Health:
                 self._watch, health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString
             ),
         }
-        return grpc.method_handlers_generic_handler(_SERVICE, methods)
+        return grpc.method_handlers_generic_handler(HEALTH_SERVICE, methods)
 
     async def _check(self, request: Any, context: Any) -> Any:
         status = self.status(request.service)

@@ -18,11 +18,14 @@ from google.protobuf.message import DecodeError
 
 from kvcm.service.errors import PortInUse
 from kvcm.service.in_flight import InFlight
+from kvcm.service.open_files import share
 from kvcm.service.rpc import Dispatcher, Rpc, Service
 
 MAX_REQUEST_BYTES = 4 << 20
 MAX_REPLY_BYTES = 64 << 20
 MAX_CONCURRENT_RPCS = 4096
+MAX_CONNECTIONS = 16_384
+_SHARE_OF_FILES = 4
 _BIND_HOST = "0.0.0.0"
 _log = logging.getLogger("kvcm.service.grpc")
 
@@ -37,6 +40,11 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     # A peer that vanished without a word frees its connection within two minutes.
     ("grpc.keepalive_time_ms", 90_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    # Who connects and says nothing, and who has said nothing for long; a client of gRPC comes back by itself when it has something to say.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 600_000),
+    # Calls of one connection beyond these wait in its client.
+    ("grpc.max_concurrent_streams", 1024),
 )
 
 
@@ -51,7 +59,8 @@ class GrpcListener:
 
     async def start(self, port: int, key: str) -> int:
         """Listen on `port` (0: any free one) and return the real one. Raises PortInUse; `key` is the setting to name in its message."""
-        server = grpc.aio.server(handlers=self._handlers, options=_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS)
+        options = (*_OPTIONS, ("grpc.max_allowed_incoming_connections", share(_SHARE_OF_FILES, MAX_CONNECTIONS)))
+        server = grpc.aio.server(handlers=self._handlers, options=options, maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS)
         try:
             self.port = server.add_insecure_port(f"{_BIND_HOST}:{port}")
         except RuntimeError:

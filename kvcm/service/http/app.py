@@ -3,8 +3,10 @@
 `POST /api/<rpc name, first letter lower>`. Every answered call is 200; 400 and `{}` for a body that is not JSON for the message; 404 and a text for an
 unknown path and for any other method. Content types are not looked at.
 
-Dangers: a body that never ends or never comes (limits below); JSON of megabytes, which takes about 30 ms each to read. Large texts are read and written
-in a thread, where at least the part that is Python lets the loop go on; the scanner of `json` itself does not, about 8 ms per megabyte.
+`GET /openapi.json` and `GET /docs` are ours and can be switched off.
+
+Dangers: bodies (see `body.py`); JSON of megabytes, which takes about 30 ms each to read. Large texts are read and written in a thread, where at least
+the part that is Python lets the loop go on; the scanner of `json` itself does not, about 8 ms per megabyte.
 """
 
 from __future__ import annotations
@@ -18,18 +20,19 @@ from typing import TypeVar
 from fastapi import FastAPI
 from google.protobuf.message import Message
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from kvcm.metrics.registry import CONTENT_TYPE, Metrics
 from kvcm.protocol.json_codec import JsonBodyError, json_to_message, message_to_json
+from kvcm.service.http.body import Body, BodyBudget, BodyRefused
+from kvcm.service.http.docs_page import CONTENT_SECURITY_POLICY, docs_page
+from kvcm.service.http.openapi import document_bytes, openapi_document
 from kvcm.service.in_flight import InFlight
 from kvcm.service.rpc import Dispatcher, Rpc, Service
 
-MAX_BODY_BYTES = 16 << 20
-_MAX_DISCARDED_BYTES = 4 * MAX_BODY_BYTES
-BODY_DEADLINE_S = 10.0
+DOCUMENT_PATH, DOCS_PATH = "/openapi.json", "/docs"
 HEALTHY = b'{"status":"OK"}'
 _HEAVY_BYTES = 128 << 10
 _HEAVY_DEADLINE_S = 30.0
@@ -37,11 +40,6 @@ _NOTHING = b"{}"
 _CLOSE = {"connection": "close"}
 T = TypeVar("T")
 _log = logging.getLogger("kvcm.service.http")
-
-
-class _BodyRefused(Exception):
-    def __init__(self, status: int) -> None:
-        self.status = status
 
 
 class _Origin:
@@ -56,11 +54,14 @@ class _Origin:
         return self._request.headers.get(name, "")
 
 
-def build_app(services: Sequence[Service], dispatcher: Dispatcher, in_flight: InFlight, extra: Sequence[BaseRoute] = ()) -> FastAPI:
-    """The application of one listener; `extra` comes from `admin_routes`."""
-    pool = ThreadPoolExecutor(1, "kvcm-json")
-    routes: list[BaseRoute] = [_route(rpc, dispatcher, in_flight, pool) for service in services for rpc in service.rpcs.values()]
-    app = FastAPI(title="KVCM", routes=[*routes, *extra], docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+def build_app(services: Sequence[Service], dispatcher: Dispatcher, in_flight: InFlight, extra: Sequence[BaseRoute] = (), *, docs: bool = False) -> FastAPI:
+    """The application of one listener; `extra` comes from `admin_routes`, `docs` adds the OpenAPI document and its page."""
+    pool, budget = ThreadPoolExecutor(1, "kvcm-json"), BodyBudget()
+    routes: list[BaseRoute] = [_route(rpc, dispatcher, in_flight, pool, budget) for service in services for rpc in service.rpcs.values()]
+    routes += extra
+    if docs:
+        routes += _docs_routes(services, extra)
+    app = FastAPI(title="KVCM", routes=routes, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _not_found)
     return app
 
@@ -74,11 +75,33 @@ def admin_routes(services: Sequence[Service], dispatcher: Dispatcher, metrics: M
     return routes
 
 
+def _docs_routes(services: Sequence[Service], extra: Sequence[BaseRoute]) -> list[BaseRoute]:
+    known = {
+        "/api/healthy": "Is this node healthy?",
+        "/metrics": "Metrics in Prometheus' text format.",
+        DOCUMENT_PATH: "This document.",
+        DOCS_PATH: "A page for people.",
+    }
+    served = {route.path for route in extra if isinstance(route, Route)} | {DOCUMENT_PATH, DOCS_PATH}
+    paths = {name: path_of(name) for service in services for name in service.rpcs}
+    document = openapi_document(services, paths, {path: text for path, text in known.items() if path in served})
+    page = docs_page(document).encode()
+    content = document_bytes(document)
+
+    async def give_document(request: Request) -> Response:
+        return _json(content)
+
+    async def give_page(request: Request) -> Response:
+        return Response(page, headers={"content-type": "text/html; charset=utf-8", "content-security-policy": CONTENT_SECURITY_POLICY})
+
+    return [Route(DOCUMENT_PATH, give_document, methods=["GET"]), Route(DOCS_PATH, give_page, methods=["GET"])]
+
+
 def path_of(rpc_name: str) -> str:
     return f"/api/{rpc_name[:1].lower()}{rpc_name[1:]}"
 
 
-def _route(rpc: Rpc, dispatcher: Dispatcher, in_flight: InFlight, pool: Executor) -> Route:
+def _route(rpc: Rpc, dispatcher: Dispatcher, in_flight: InFlight, pool: Executor, budget: BodyBudget) -> Route:
     def parse(body: bytes) -> Message:
         return json_to_message(body, rpc.request_cls)
 
@@ -87,10 +110,11 @@ def _route(rpc: Rpc, dispatcher: Dispatcher, in_flight: InFlight, pool: Executor
 
     async def handle(request: Request) -> Response:
         try:
-            message = await _convert(pool, parse, await _read(request))
+            async with Body(request, budget) as body:
+                message = await _convert(pool, parse, body)
         except JsonBodyError:
             return Response(_NOTHING, 400)
-        except _BodyRefused as refused:
+        except BodyRefused as refused:
             # The rest of the body would be taken for the next request.
             return Response(_NOTHING, refused.status, _CLOSE)
         in_flight.count += 1
@@ -108,41 +132,14 @@ def _route(rpc: Rpc, dispatcher: Dispatcher, in_flight: InFlight, pool: Executor
 
 
 async def _convert(pool: Executor, convert: Callable[[bytes], T], text: bytes) -> T:
-    """`convert(text)`, in the pool when it is large. Raises what it raises, _BodyRefused (503) when the pool has too much to do."""
+    """`convert(text)`, in the pool when it is large. Raises what it raises, BodyRefused (503) when the pool has too much to do."""
     if len(text) <= _HEAVY_BYTES:
         return convert(text)
     try:
         async with asyncio.timeout(_HEAVY_DEADLINE_S):
             return await asyncio.get_running_loop().run_in_executor(pool, convert, text)
     except TimeoutError:
-        raise _BodyRefused(503) from None
-
-
-async def _read(request: Request) -> bytes:
-    """The whole body. Raises _BodyRefused: 413 too long, 408 too slow, 400 gone."""
-    announced = request.headers.get("content-length", "")
-    if announced.isascii() and announced.isdigit() and int(announced[:20]) > _MAX_DISCARDED_BYTES:
-        raise _BodyRefused(413)
-    chunks: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(BODY_DEADLINE_S):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > _MAX_DISCARDED_BYTES:
-                    break
-                if size <= MAX_BODY_BYTES:
-                    chunks.append(chunk)
-                else:
-                    # Read on without keeping it: a client sees our answer only if we do not hang up while it sends.
-                    chunks.clear()
-    except TimeoutError:
-        raise _BodyRefused(408) from None
-    except ClientDisconnect:
-        raise _BodyRefused(400) from None
-    if size > MAX_BODY_BYTES:
-        raise _BodyRefused(413)
-    return b"".join(chunks)
+        raise BodyRefused(503) from None
 
 
 def _healthy(check: Rpc, dispatcher: Dispatcher):  # type: ignore[no-untyped-def]

@@ -12,9 +12,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from kvcm.service.errors import PortInUse
-from kvcm.service.http.protocol import LimitedProtocol
+from kvcm.service.http.connections import Connections, QuietLog, connection_limit
+from kvcm.service.http.protocol import protocol_factory
 
-MAX_CONNECTIONS = 2048
 KEEP_ALIVE_S = 75
 _BACKLOG = 1024
 _BIND_HOST = "0.0.0.0"
@@ -57,21 +57,21 @@ class HttpListener:
         """Serve `app` on the bound socket; returns when connections are accepted. At a stop, requests have `grace_s` seconds to end."""
         if self._socket is None:
             raise ValueError("bind first")
+        loop = asyncio.get_running_loop()
         config = uvicorn.Config(
             app,
-            http=LimitedProtocol,
+            http=protocol_factory(Connections(connection_limit()), QuietLog(loop.time)),  # type: ignore[arg-type]  # any callable will do
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
             server_header=False,
-            limit_concurrency=MAX_CONNECTIONS,
             backlog=_BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, int(grace_s)),
         )
         self._server = _Server(config)
-        self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
+        self._task = loop.create_task(self._server.serve(sockets=[self._socket]))
         ready = asyncio.ensure_future(self._server.ready.wait())
         done, _ = await asyncio.wait({self._task, ready}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
