@@ -1,8 +1,9 @@
 """`dummy`: the storage of tests and benchmarks. Upstream's paths are repeatable, so clients of upstream's test suite find them by key.
 
 Compared with the other folder storages: no nonce (a location that is being deleted therefore counts as present for writers, I-DS-6), probes on
-read, and the root folder is made when the storage is opened. A writer that is late past its deadline can reach a new owner's file; that is a
-known limit of this kind, and the reason why no other kind is built like this.
+each read without remembering the answer (its clients delete files and look at once, wire contract 8.3), and the root folder is made when the storage is
+opened. A writer that is late past its deadline can reach a new owner's file; that is a known limit of this kind, and the reason why no other kind is
+built like this.
 """
 
 from __future__ import annotations
@@ -41,4 +42,4 @@ class DummyBackend(FileSystemBackend):
         fs: Fs | None = None,
         deadline_s: float = DEFAULT_DEADLINE_S,
     ) -> None:
-        super().__init__(storage, dummy_layout(storage), pool, clock, ids, fs=fs, deadline_s=deadline_s)
+        super().__init__(storage, dummy_layout(storage), pool, clock, ids, fs=fs, deadline_s=deadline_s, probe_ttl_us=0)

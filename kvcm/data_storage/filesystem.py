@@ -25,7 +25,7 @@ from kvcm.data_storage.ledger import PackLedger
 from kvcm.data_storage.model import Storage
 from kvcm.data_storage.pool import DEFAULT_DEADLINE_S, BlockingPool, PoolTimeout
 from kvcm.data_storage.port import AllocationFailed, AllocationItem, BackendTraits, StorageUnavailable, Truth
-from kvcm.data_storage.probe_cache import ProbeCache
+from kvcm.data_storage.probe_cache import DEFAULT_TTL_US, ProbeCache
 from kvcm.data_storage.root import RootState, StorageRoot
 
 CHUNK = 64
@@ -79,7 +79,10 @@ class _InFlight:
 
 
 class FileSystemBackend:
-    """One storage in a folder; see `DataStorageBackend` for the contract. `deadline_s`: seconds per call, waiting for a thread included."""
+    """One storage in a folder; see `DataStorageBackend` for the contract.
+
+    `deadline_s`: seconds per call, waiting for a thread included. `probe_ttl_us`: how long "the bytes are there" is believed without asking again.
+    """
 
     def __init__(
         self,
@@ -91,6 +94,7 @@ class FileSystemBackend:
         *,
         fs: Fs | None = None,
         deadline_s: float = DEFAULT_DEADLINE_S,
+        probe_ttl_us: int = DEFAULT_TTL_US,
     ) -> None:
         self.on_availability_change: Callable[[], None] | None = None
         self._storage = storage
@@ -104,7 +108,7 @@ class FileSystemBackend:
         self._ledger = PackLedger()
         self._in_flight = _InFlight()
         self._worker = BlockWorker(self._fs, self._root, layout, self._ledger)
-        self._cache = ProbeCache(clock)
+        self._cache = ProbeCache(clock, probe_ttl_us)
         self._identity = ""
         self._state: RootState | None = None
         self._trusted = False  # False from a WRONG root until the next VERIFIED one; an unreachable root decides nothing

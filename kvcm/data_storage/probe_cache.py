@@ -16,7 +16,7 @@ DEFAULT_CAPACITY = 65_536
 
 
 class ProbeCache:
-    """Not thread-safe: used from the loop only. `ttl_us` in microseconds; the oldest entries make room when `capacity` is reached."""
+    """Not thread-safe: used from the loop only. `ttl_us` in microseconds, 0 remembers nothing; the oldest entries make room when `capacity` is reached."""
 
     def __init__(self, clock: Clock, ttl_us: int = DEFAULT_TTL_US, capacity: int = DEFAULT_CAPACITY) -> None:
         self._clock = clock
@@ -40,7 +40,7 @@ class ProbeCache:
 
     def put(self, uris: Iterable[str], asked_at_generation: int) -> None:
         """Remember `uris` as present, unless something was deleted since the question was asked."""
-        if asked_at_generation != self.generation:
+        if asked_at_generation != self.generation or not self._ttl_us:
             return
         expires = self._clock.monotonic_us() + self._ttl_us
         for uri in uris:

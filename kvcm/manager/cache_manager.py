@@ -9,9 +9,7 @@ Life: `recover()` when leadership is won and the registry is loaded, `cleanup()`
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
 
@@ -21,6 +19,8 @@ from kvcm.common.eager import run_to_end
 from kvcm.common.errors import InstanceNotExist, InvalidArgument, NotReady
 from kvcm.common.ids import IdSource
 from kvcm.config.model import Instance
+from kvcm.manager.by_backend import BackendQuery, BackendSearcher
+from kvcm.manager.chooser import Chooser
 from kvcm.manager.deleter import Deleter
 from kvcm.manager.errors import Overloaded
 from kvcm.manager.instances import Instances, ListMetadata, OpenMetadata, Registrar, key_limit
@@ -30,24 +30,15 @@ from kvcm.manager.searcher import Located, LocateQuery, Searcher
 from kvcm.manager.shard import InstanceShard
 from kvcm.manager.token_keys import SLICE_TOKENS, full_blocks, token_keys, token_keys_in_slices
 from kvcm.manager.trimmer import TrimRange, remove_keys, trim_keys
+from kvcm.manager.viewer import Viewer
 from kvcm.manager.write_sessions import WriteSessions
 from kvcm.manager.writer import StartWrite, Writer, WriteStarted
-from kvcm.meta.location import Status
 from kvcm.meta.usage import UsageCounter
 
 T = TypeVar("T")
 
 MAX_KEYS_PER_CALL = 131_072
 _MAX_MUTATIONS = 10_000
-_VIEW_SLICE = 256
-
-
-@dataclass(frozen=True, slots=True)
-class BlockView:
-    """What GetCacheMeta shows of one key: framed location bytes and a small JSON text."""
-
-    wire: bytes
-    meta_json: str
 
 
 class CacheManager:
@@ -65,14 +56,18 @@ class CacheManager:
     ) -> None:
         """`list_metadata`: without it, deletions of instances that were removed before a restart wait until their id is registered again."""
         self._registry = registry
-        self._codec = codec
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
         self.sessions = WriteSessions()
         self.deleter = Deleter(storages, codec, clock, leadership, held=self.sessions.holds)
         prober = Prober(storages, codec)
         self._pruner = Pruner(self.deleter, leadership)
-        self._searcher = Searcher(storages, codec, random, prober, self._on_lost)
+        chooser = Chooser(storages, codec, random, prober, self._on_lost)
+        self._searcher = Searcher(storages, codec, chooser)
+        self._by_backend = BackendSearcher(chooser, codec)
+        viewer = Viewer(codec)
+        self.view, self.view_in_slices, self.detail = viewer.view, viewer.view_in_slices, viewer.detail
+        """What the index holds, whatever its state: see Viewer."""
         self.plain_prefix = self._searcher.plain_prefix
         """The common prefix read without a suspension; None when `locate` has to look closer. Bound here, so that the hot path saves a call."""
         self._writer = Writer(storages, codec, clock, ids, leadership, self.deleter, prober, self._pruner, self.sessions)
@@ -129,27 +124,9 @@ class CacheManager:
     async def locate(self, shard: InstanceShard, query: LocateQuery, now_us: int) -> Located:
         return await self._searcher.locate(shard, self._registry.get_group(shard.instance.instance_group_name), query, now_us)
 
-    def view(self, shard: InstanceShard, keys: Sequence[int]) -> list[BlockView]:
-        """One entry per key: its most useful location whatever its state (SERVING before WRITING before DELETING). No touch."""
-        return [self._view_one(shard, key) for key in keys]
-
-    async def view_in_slices(self, shard: InstanceShard, keys: Sequence[int]) -> list[BlockView]:
-        """`view`, letting others run after every few keys; each entry is what was true when it was made."""
-        views: list[BlockView] = []
-        for start in range(0, len(keys), _VIEW_SLICE):
-            if start:
-                await asyncio.sleep(0)
-            views.extend(self.view(shard, keys[start : start + _VIEW_SLICE]))
-        return views
-
-    def _view_one(self, shard: InstanceShard, key: int) -> BlockView:
-        block = shard.index.get(key)
-        if not block:
-            return BlockView(self._codec.encode(0, ()), '{"status":"CLS_NOT_FOUND"}')
-        rank = (Status.SERVING, Status.WRITING, Status.NEW, Status.DELETING)
-        location = min(block, key=lambda loc: rank.index(loc.status))
-        text = json.dumps({"id": location.location_id, "status": f"CLS_{location.status.name}"}, separators=(",", ":"))
-        return BlockView(location.wire, text)
+    async def locate_by_backend(self, shard: InstanceShard, query: BackendQuery, now_us: int) -> list[list[bytes]]:
+        """See BackendSearcher.locate."""
+        return await self._by_backend.locate(shard, self._registry.get_group(shard.instance.instance_group_name), query, now_us)
 
     # -- mutations -----------------------------------------------------------------------------------------------------------------------------
 

@@ -1,31 +1,22 @@
 """Reads: which locations answer a query (behaviour section 4, wire contract 4.6). The hot path.
 
 While every storage that holds blocks of the instance is available and needs no probe, a prefix read is one C-level loop over published bytes; only keys
-with a choice to make (several locations) are looked at one by one. Otherwise every key goes through `_choose`.
-
-Truth about bytes comes from the storage and has three values: only ABSENT hides a location and takes it out; UNKNOWN skips it for this read and leaves it
-alone. A probe suspends, so locations are read again afterwards: a reply never contains one that is not SERVING at the time it is built (I-LOC-4).
+with a choice to make (several locations) are looked at one by one. Otherwise every key goes through the chooser.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from random import Random
 
 from kvcm.common.block_mask import BlockMask
 from kvcm.common.errors import InvalidArgument, Unsupported
 from kvcm.config.model import InstanceGroup, QueryType
-from kvcm.data_storage.model import StorageType
-from kvcm.manager.errors import AllStoragesDown
+from kvcm.manager.chooser import Chooser, Chosen
 from kvcm.manager.ports import Storages, WireCodec
-from kvcm.manager.probing import Probed, Prober
 from kvcm.manager.shard import InstanceShard
 from kvcm.meta.block_table import Part
-from kvcm.meta.location import Location, Status
 
-_STATIC_WEIGHTS = {StorageType.NFS: 5, StorageType.MOONCAKE: 3, StorageType.HF3FS: 3, StorageType.TAIR_MEMPOOL: 3}
-_DEFAULT_WEIGHT = 1
 _STRETCH = 256
 
 
@@ -50,25 +41,11 @@ class Located:
     checksums: list[int] | None = None
 
 
-Chosen = tuple[bytes, int]
-"""(framed bytes, checksum)."""
-
-
 class Searcher:
-    def __init__(
-        self,
-        storages: Storages,
-        codec: WireCodec,
-        random: Random,
-        prober: Prober,
-        on_lost: Callable[[InstanceShard, list[Probed]], None],
-    ) -> None:
-        """`on_lost` is told of SERVING locations whose bytes are definitely gone; it must not suspend."""
+    def __init__(self, storages: Storages, codec: WireCodec, chooser: Chooser) -> None:
         self._storages = storages
         self._codec = codec
-        self._random = random
-        self._prober = prober
-        self._on_lost = on_lost
+        self._chooser = chooser
 
     async def locate(self, shard: InstanceShard, group: InstanceGroup | None, query: LocateQuery, now_us: int) -> Located:
         """Answer one query. Raises InvalidArgument (unspecified type, window out of range), Unsupported, AllStoragesDown."""
@@ -99,7 +76,7 @@ class Searcher:
         index = shard.index
         stamp = (self._storages.availability_epoch, index.slots_version)
         if stamp != shard.plain_stamp:
-            shard.plain, shard.plain_stamp = self._is_plain(shard), stamp
+            shard.plain, shard.plain_stamp = self._chooser.is_plain(shard), stamp
         if not shard.plain:
             return None
         parts: list[Part] = []
@@ -111,18 +88,11 @@ class Searcher:
             index.access.touch_end(keys[done - 1], now_us)
         return parts, done
 
-    def _is_plain(self, shard: InstanceShard) -> bool:
-        for slot in shard.index.storage_slots():
-            name = self._storages.name_of(slot)
-            if not self._storages.available(name) or self._prober.probes(name):
-                return False
-        return True
-
     def _plain_rest(self, shard: InstanceShard, keys: Sequence[int], done: int, parts: list[Part]) -> int:
         """Go on behind a key that has no single SERVING location: it may have several, and others may follow. Returns how many keys are hits."""
         total = len(keys)
         while done < total:
-            chosen = self._choose(shard, keys[done], frozenset())
+            chosen = self._chooser.choose(shard, keys[done], frozenset())
             if chosen is None:
                 break
             parts.append(chosen[0])
@@ -154,61 +124,10 @@ class Searcher:
         self._touch(shard, query.keys, kept, now_us)
         return kept
 
-    # -- choosing ------------------------------------------------------------------------------------------------------------------------------
-
     async def _choose_all(self, shard: InstanceShard, group: InstanceGroup | None, keys: Sequence[int]) -> list[Chosen | None]:
-        self._check_storages(shard, group)
-        doubtful = await self._probe(shard, keys)
-        if doubtful:  # the probe may be what found out that a mount is gone
-            self._check_storages(shard, group)
-        return [self._choose(shard, key, doubtful) for key in keys]
-
-    async def _probe(self, shard: InstanceShard, keys: Sequence[int]) -> set[Location]:
-        """SERVING locations that must not be used now. Lost ones are reported, wherever they stand in the request."""
-        unusable = [probed for probed in await self._prober.probe(shard, keys) if not probed.usable]
-        lost = [probed for probed in unusable if probed.lost]
-        if lost:
-            self._on_lost(shard, lost)
-        return {probed.location for probed in unusable}
-
-    def _choose(self, shard: InstanceShard, key: int, doubtful: Set[Location]) -> Chosen | None:
-        """One answer among the usable locations of a key: a storage drawn by weight, its locations merged."""
-        usable: dict[int, list[Location]] = {}
-        for location in shard.index.get(key):
-            if location.header[0] != Status.SERVING or location in doubtful:
-                continue
-            slot = location.storage_slot
-            if slot in usable:
-                usable[slot].append(location)
-            elif self._storages.available(self._storages.name_of(slot)):
-                usable[slot] = [location]
-        if not usable:
-            return None
-        slots = list(usable)
-        slot = slots[0] if len(slots) == 1 else self._random.choices(slots, [self._weight(usable[s][0]) for s in slots])[0]
-        return self._merge(usable[slot])
-
-    @staticmethod
-    def _weight(location: Location) -> int:
-        return _STATIC_WEIGHTS.get(StorageType(location.type_code), _DEFAULT_WEIGHT)
-
-    def _merge(self, locations: Sequence[Location]) -> Chosen:
-        first = locations[0]
-        if len(locations) == 1:
-            return first.wire, first.checksum
-        specs: dict[str, str] = {}
-        for location in locations:
-            for name, uri in self._codec.decode(location.wire)[1]:
-                specs.setdefault(name, uri)
-        return self._codec.encode(first.type_code, sorted(specs.items())), first.checksum
-
-    def _check_storages(self, shard: InstanceShard, group: InstanceGroup | None) -> None:
-        """An unreadable group is an error, not a miss: an engine must not recompute and rewrite everything because a mount is gone."""
-        names = [self._storages.name_of(slot) for slot in shard.index.storage_slots()]
-        if names and group is not None:
-            names.extend(group.storage_candidates)
-        if names and not any(self._storages.available(name) for name in names):
-            raise AllStoragesDown("no storage of this instance group is available; check that its storages are enabled and mounted")
+        doubtful = await self._chooser.doubtful(shard, group, keys)
+        choose = self._chooser.choose
+        return [choose(shard, key, doubtful) for key in keys]
 
     # -- replies -------------------------------------------------------------------------------------------------------------------------------
 

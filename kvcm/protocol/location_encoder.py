@@ -140,6 +140,15 @@ def reframe_all(framed: Iterable[bytes], field_number: int) -> list[bytes]:
     return [tag + element[1:] for element in framed]
 
 
+def frame_vectors(vectors: Iterable[Sequence[bytes]]) -> list[bytes]:
+    """CacheLocationVectors of bytes made by `encode`, each framed as an element of field 2 (GetCacheLocationsByBackendResponse)."""
+    framed: list[bytes] = []
+    for elements in vectors:
+        body = b"".join(reframe_all(elements, 1))
+        framed += (b"\x12", _length(len(body)), body)
+    return framed
+
+
 def encode_ok_header(request_id: str) -> bytes:
     """`encode_header(1, "", request_id)` for the hot path."""
     raw = request_id.encode()

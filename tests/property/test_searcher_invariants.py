@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from kvcm.common.errors import KvcmError
 from kvcm.config.model import QueryType
+from kvcm.manager.chooser import STATIC_WEIGHTS
 from kvcm.manager.errors import AllStoragesDown, WriteLost
-from kvcm.manager.searcher import _STATIC_WEIGHTS
 from kvcm.manager.testing import ManagerWorld, path_of
 from kvcm.manager.testing_story import numbers, run_story
 from kvcm.meta.errors import IllegalTransition
@@ -217,12 +217,12 @@ def test_I_MS_9_one_request_does_not_change_the_weights_of_another(switched: lis
         await three_storages(world)
         for storage in STORAGES:
             await place(world, 1, storage)
-        before = dict(_STATIC_WEIGHTS)
+        before = dict(STATIC_WEIGHTS)
         for storage in switched:
             await world.registry.set_storage_enabled(storage, False)
             await world.read("i", [1])
             await world.registry.set_storage_enabled(storage, True)
-        assert before == _STATIC_WEIGHTS
+        assert before == STATIC_WEIGHTS
         drawn = {host((await world.read("i", [1]))[0]) for _ in range(60)}
         assert drawn == set(STORAGES), "after all storages are back every copy is drawn again"
 

@@ -23,9 +23,10 @@ INVALID, UNSUPPORTED, INTERNAL, UNKNOWN = ErrorCode.INVALID_ARGUMENT, ErrorCode.
 FULL, TAKEN = ErrorCode.REACH_MAX_ENTITY_CAPACITY, ErrorCode.DUPLICATE_ENTITY
 BIG32, SMALL32, BIG64 = (1 << 31) - 1, -(1 << 31), (1 << 63) - 1
 SESSION = "the open session"
-BY_INSTANCE = ("GetCacheLocation", "GetCacheMeta", "StartWriteCache", "FinishWriteCache", "RemoveCache", "TrimCache")
-WITH_KEYS = ("GetCacheLocation", "GetCacheMeta", "StartWriteCache", "RemoveCache")
-LATER = ("GetCacheMetaDetail", "GetCacheLocationLen", "GetCacheLocationsByBackend", "GetHostCacheState", "ReportEvent")
+LEN, BY_BACKEND, DETAIL = "GetCacheLocationLen", "GetCacheLocationsByBackend", "GetCacheMetaDetail"
+WITH_KEYS = ("GetCacheLocation", LEN, BY_BACKEND, "GetCacheMeta", DETAIL, "StartWriteCache", "RemoveCache")
+BY_INSTANCE = (*WITH_KEYS, "FinishWriteCache", "TrimCache")
+LATER = ("GetHostCacheState", "ReportEvent")
 PREFIX, WINDOW = meta.QT_PREFIX_MATCH, meta.QT_REVERSE_ROLL_SW_MATCH
 
 
@@ -47,17 +48,24 @@ def good(rpc: str, **changes: Any) -> Any:
         case "RegisterInstance":
             specs, model = [meta.LocationSpecInfo(name="tp0", size=512)], meta.ModelDeployment(model_name="m", dtype="fp16")
             fields |= {"instance_id": "new", "instance_group": "g", "block_size": 4, "location_spec_infos": specs, "model_deployment": model}
-        case "GetCacheLocation":
+        case "GetCacheLocation" | "GetCacheLocationLen":
             fields |= {"block_keys": SERVED, "query_type": PREFIX}
+        case "GetCacheLocationsByBackend":
+            fields |= {"block_keys": SERVED, "query_type": meta.QT_BATCH_GET, "backend_selectors": [select(meta.ST_NFS)]}
         case "StartWriteCache":
             fields |= {"block_keys": [11, 12], "write_timeout_seconds": 30}
         case "FinishWriteCache":
             fields |= {"write_session_id": SESSION, "success_blocks": meta.BlockMask(offset=len(OPEN))}
         case "TrimCache":
             fields |= {"strategy": meta.TS_REMOVE_ALL_CACHE}
-        case "GetCacheMeta" | "RemoveCache":
+        case "GetCacheMeta" | "GetCacheMetaDetail" | "RemoveCache":
             fields |= {"block_keys": SERVED}
     return getattr(meta, f"{rpc}Request")(**fields | changes)
+
+
+def select(kind: int, strategy: int = 0) -> Any:
+    fields: dict[str, Any] = {"backend_type": kind, "strategy": strategy}
+    return meta.BackendLocationSelector(**fields)
 
 
 def bools(*values: bool) -> meta.BlockMask:
@@ -72,8 +80,12 @@ def register(code: ErrorCode, says: str, **changes: Any) -> Case:
     return case("RegisterInstance", code, says, **changes)
 
 
-def query(says: str, **changes: Any) -> Case:
-    return case("GetCacheLocation", INVALID, says, **changes)
+def query(says: str, **changes: Any) -> list[Case]:
+    return [case(rpc, INVALID, says, **changes) for rpc in ("GetCacheLocation", LEN)]
+
+
+def by_backend(says: str, **changes: Any) -> Case:
+    return case(BY_BACKEND, INVALID, says, **changes)
 
 
 def start(code: ErrorCode, says: str, **changes: Any) -> Case:
@@ -96,12 +108,17 @@ CASES = [
     *(Case(rpc, getattr(meta, f"{rpc}Request")(), UNSUPPORTED, f"{rpc} is not served") for rpc in LATER),
     case("GetInstanceInfo", INVALID, "{GetInstanceInfo: {instance_id}}", instance_id=""),
     case("GetInstanceInfo", UNKNOWN, "'nobody'", instance_id="nobody"),
-    query("query_type must be set", query_type=0),
-    query("query_type 99", query_type=99),
-    query("query_type -1", query_type=-1),
-    case("GetCacheLocation", UNSUPPORTED, "query_type 4", query_type=meta.QT_PREFIX_MATCH_WITH_MAMBA),
-    *(query(f"(3), not {size}", query_type=WINDOW, sw_size=size) for size in (0, -1, 4, BIG32, SMALL32)),
-    query("(0), not 1", query_type=WINDOW, sw_size=1, block_keys=[], token_ids=[1, 2, 3]),
+    *query("query_type must be set", query_type=0),
+    *query("query_type 99", query_type=99),
+    *query("query_type -1", query_type=-1),
+    *(case(rpc, UNSUPPORTED, "query_type 4", query_type=meta.QT_PREFIX_MATCH_WITH_MAMBA) for rpc in ("GetCacheLocation", LEN)),
+    *(refused for size in (0, -1, 4, BIG32, SMALL32) for refused in query(f"(3), not {size}", query_type=WINDOW, sw_size=size)),
+    *query("(0), not 1", query_type=WINDOW, sw_size=1, block_keys=[], token_ids=[1, 2, 3]),
+    *(by_backend("QT_BATCH_GET only", query_type=n) for n in (0, PREFIX, WINDOW, meta.QT_PREFIX_MATCH_WITH_MAMBA, 99, -1)),
+    by_backend("backend_selectors is empty", backend_selectors=[]),
+    *(by_backend(f"backend_type {n} ", backend_selectors=[select(meta.ST_NFS), select(n)]) for n in (0, 10, 263, -1, BIG32)),
+    *(by_backend(f"strategy {n} ", backend_selectors=[select(meta.ST_NFS, n)]) for n in (4, -1)),
+    by_backend("at most 131072 choices", block_keys=range(70_000), backend_selectors=[select(meta.ST_NFS)] * 2),
     start(INVALID, "1 entries for 2 blocks", location_spec_group_names=["A"]),
     start(INVALID, "3 entries for 2 blocks", location_spec_group_names=["A", "B", "A"]),
     start(INVALID, "2 entries for 1 blocks", block_keys=[], token_ids=[1, 2, 3, 4], location_spec_group_names=["A", "B"]),
@@ -208,12 +225,12 @@ def test_an_odd_read_that_the_contract_allows_is_answered_for_its_three_keys(rpc
 
 
 @pytest.mark.parametrize("mask", [meta.BlockMask(offset=-1), meta.BlockMask(offset=BIG32), bools(*[True] * 9)], ids=["negative", "huge", "too long"])
-@pytest.mark.parametrize("rpc", ["GetCacheLocation", "GetCacheMeta"])
+@pytest.mark.parametrize("rpc", ["GetCacheLocation", "GetCacheMeta", DETAIL])
 def test_a_mask_that_covers_everything_leaves_nothing_to_answer(rpc: str, mask: meta.BlockMask, tmp_path: Path) -> None:
     async def story() -> None:
         desk = await opened(tmp_path)
         code, _, reply = await desk.call(rpc, good(rpc, block_mask=mask))
-        assert (code, len(reply.locations)) == (ErrorCode.OK, 0)
+        assert (code, len(reply.items if rpc == DETAIL else reply.locations)) == (ErrorCode.OK, 0)
         await assert_serving(desk)
 
     asyncio.run(story())
