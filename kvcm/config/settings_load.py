@@ -25,18 +25,19 @@ class LoadedSettings:
     warnings: tuple[str, ...]
 
 
-def load_settings(config_text: str | None, env_pairs: Sequence[str], environ: Mapping[str, str]) -> LoadedSettings:
+def load_settings(config_text: str | None, env_pairs: Sequence[str], environ: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> LoadedSettings:
     """Merge the sources and check the result.
 
-    `config_text` is the content of the configuration file (None without one), `env_pairs` the `--env` arguments in order. Raises
-    SettingsError with one sentence for the first problem of form, or with all broken constraints at once.
+    `config_text` is the content of the configuration file (None without one), `env_pairs` the `--env` arguments in order, `defaults` what a command wants
+    to be different from the table when no source says anything. Raises SettingsError with one sentence for the first problem of form, or with all broken
+    constraints at once.
     """
     known = setting_keys()
     file_pairs, warnings = read_file(config_text) if config_text is not None else ({}, [])
     argument_pairs = read_pairs(env_pairs)
     for source, pairs in (("the configuration file", file_pairs), ("--env", argument_pairs)):
         warnings += [f"Unknown key {key!r} in {source} is ignored." for key in pairs if key not in known]
-    given = file_pairs | argument_pairs | read_environ(known, environ)
+    given = dict(defaults or {}) | file_pairs | argument_pairs | read_environ(known, environ)
 
     values: dict[str, Any] = {}
     for item in fields(Settings):

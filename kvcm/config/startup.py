@@ -8,6 +8,7 @@ Danger: the built-in group would not pass the checks of the admin API (it names 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from kvcm.common.errors import InvalidArgument
 from kvcm.config.errors import SettingsError
@@ -63,6 +64,19 @@ def default_group() -> InstanceGroup:
         user_data=json.dumps({"description": "Built-in group of a manager that was started without a startup configuration"}),
         version=1,
     )
+
+
+def read_startup(path: str) -> tuple[Storage | None, InstanceGroup | None]:
+    """What the file at `path` has; without a path, the built-in storage and group. Raises SettingsError with a sentence."""
+    if not path:
+        return default_storage(), default_group()
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            text = file.read(MAX_STARTUP_CHARS + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise SettingsError(f"The startup configuration {path!r} cannot be read: {reason}.") from None
+    return parse_startup_config(text)
 
 
 def parse_startup_config(text: str) -> tuple[Storage | None, InstanceGroup | None]:

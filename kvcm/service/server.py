@@ -11,24 +11,21 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
 from random import Random
 
 from kvcm.common.clock import Clock, SystemClock
 from kvcm.common.ids import IdSource, RandomIds
-from kvcm.config.errors import SettingsError
-from kvcm.config.model import InstanceGroup, MetaBackendConfig
+from kvcm.config.model import MetaBackendConfig
 from kvcm.config.registry import Registry
 from kvcm.config.registry_core import RegistryEvent, RegistryEventKind
 from kvcm.config.settings import Settings
-from kvcm.config.startup import MAX_STARTUP_CHARS, default_group, default_storage, parse_startup_config
+from kvcm.config.startup import read_startup
 from kvcm.config.store import open_store
 from kvcm.coordination.elector import ElectorSettings
 from kvcm.coordination.port import open_coordinator
 from kvcm.coordination.runner import LeaderRunner
 from kvcm.data_storage.factory import open_backend as open_storage
 from kvcm.data_storage.manager import DataStorageManager
-from kvcm.data_storage.model import Storage
 from kvcm.data_storage.pool import BlockingPool
 from kvcm.manager.cache_manager import CacheManager
 from kvcm.manager.housekeeper import Housekeeper
@@ -115,7 +112,7 @@ class ManagerServer:
 
     async def _start(self) -> Endpoint:
         settings, clock, ids, stack = self._settings, self._clock, self._ids, self._stack
-        startup = _startup(settings)
+        startup = read_startup(settings.startup_config)
 
         # What blocks, and what outlives every term.
         pool = BlockingPool(threads=_IO_THREADS, clock=clock)
@@ -180,18 +177,6 @@ class ManagerServer:
         cluster.start()
         _log.info("listening node_id=%s meta_rpc=%d admin_http=%d", own.node_id, cluster.own.meta_rpc_port, cluster.own.admin_http_port)
         return cluster.own
-
-
-def _startup(settings: Settings) -> tuple[Storage | None, InstanceGroup | None]:
-    if not settings.startup_config:
-        return default_storage(), default_group()
-    try:
-        with Path(settings.startup_config).open(encoding="utf-8") as file:
-            text = file.read(MAX_STARTUP_CHARS + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise SettingsError(f"The startup configuration {settings.startup_config!r} cannot be read: {reason}.") from None
-    return parse_startup_config(text)
 
 
 def _on_registry_change(metrics: Metrics, runner: LeaderRunner, registry: Registry, event: RegistryEvent) -> None:

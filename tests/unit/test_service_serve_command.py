@@ -9,6 +9,7 @@ import pytest
 
 from kvcm.cli import serve
 from kvcm.cli.main import main
+from kvcm.cli.manager_process import write_in_one_step
 from kvcm.common.errors import InvalidArgument
 from kvcm.config.settings_load import load_settings
 from kvcm.service.malloc_tuning import tune_malloc
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.unit
 
 
 def ports(text: str, *env: str) -> tuple[int, int, int, int]:
-    loaded = load_settings(serve.with_default_ports(text), env, {})
+    loaded = load_settings(text, env, {}, serve.DEFAULT_PORTS)
     assert loaded.warnings == ()
     found = loaded.settings
     return found.service_rpc_port, found.service_http_port, found.service_admin_rpc_port, found.service_admin_http_port
@@ -45,11 +46,11 @@ def test_a_configuration_that_is_not_text_is_refused(tmp_path: Path, capsys: pyt
 
 def test_the_port_file_appears_in_one_step(tmp_path: Path) -> None:
     target = tmp_path / "ports.json"
-    serve._write(target, '{"a": 1}')
+    write_in_one_step(target, '{"a": 1}')
     assert target.read_text(encoding="utf-8") == '{"a": 1}\n'
     assert list(tmp_path.iterdir()) == [target]
     with pytest.raises(InvalidArgument, match="port file"):
-        serve._write(tmp_path / "absent" / "ports.json", "{}")
+        write_in_one_step(tmp_path / "absent" / "ports.json", "{}")
 
 
 def test_the_command_is_registered() -> None:
