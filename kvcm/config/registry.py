@@ -15,13 +15,17 @@ import logging
 from collections.abc import Callable
 
 from kvcm.common.clock import Clock
-from kvcm.common.errors import InvalidArgument, KvcmError
+from kvcm.common.errors import KvcmError, NotReady
+from kvcm.config.accounts import Accounts
 from kvcm.config.model import Instance, InstanceGroup
-from kvcm.config.persisted import group_from_dict, instance_from_dict, storage_from_dict
+from kvcm.config.passwords import PasswordHasher
 from kvcm.config.registry_core import RegistryCore, RegistryEvent, RegistryEventKind, Tables
 from kvcm.config.registry_entities import GroupRegistry, InstanceRegistry
+from kvcm.config.registry_load import Loaded, SnapshotLoader
 from kvcm.config.registry_storages import StorageRegistry, Storages
-from kvcm.config.store import QuarantinedRecord, RegistrySnapshot, RegistryStore
+from kvcm.config.registry_tables import read_tables
+from kvcm.config.snapshot import snapshot_of
+from kvcm.config.store import QuarantinedRecord, RegistryStore
 from kvcm.data_storage.model import Storage
 
 _OPEN_AT_ONCE = 8
@@ -29,15 +33,28 @@ _log = logging.getLogger("kvcm.config.registry")
 
 
 class Registry:
-    """`enforce_references=False` gives upstream's lax removal (what is referenced may go)."""
+    """`enforce_references=False` gives upstream's lax removal (what is referenced may go).
 
-    def __init__(self, store: RegistryStore, storages: Storages, clock: Clock, enforce_references: bool = True) -> None:
+    `hasher`: how passwords of `accounts` are hashed; whoever gives one closes it.
+    """
+
+    def __init__(
+        self,
+        store: RegistryStore,
+        storages: Storages,
+        clock: Clock,
+        enforce_references: bool = True,
+        hasher: PasswordHasher | None = None,
+    ) -> None:
         self._core = RegistryCore(store)
         self._opened = storages
         self._clock = clock
         self._storages = StorageRegistry(self._core, storages, enforce_references)
         self._groups = GroupRegistry(self._core, enforce_references)
         self._instances = InstanceRegistry(self._core)
+        self._loader = SnapshotLoader(self._core, self._storages, storages, enforce_references)
+        self.accounts = Accounts(self._core, hasher or PasswordHasher(), clock)
+        """Names, roles and passwords; see `kvcm.config.accounts`."""
         self._startup_applied = False
         self.recovered_at_us: int | None = None
 
@@ -108,6 +125,22 @@ class Registry:
         """All instances, or those of one group; an unknown group has none."""
         return [item for item in self._core.tables.instances.values() if group_name is None or item.instance_group_name == group_name]
 
+    # The whole configuration
+
+    async def snapshot(self) -> str:
+        """All storages, groups, instances and accounts as a text for `load_snapshot`; without secrets. Raises CapacityReached, NotReady."""
+        if not self.is_open:
+            raise NotReady("The registry is not open: this manager is not the leader or is still starting.")
+        return await snapshot_of(self._core.tables)
+
+    async def load_snapshot(self, text: str, force: bool = False) -> Loaded:
+        """Make everything that the text names as it says, or nothing (see registry_load). New instances still have to be opened by the manager.
+
+        `force`: also move storages that groups use, and take instances without their group. Raises InvalidArgument, InUse, DuplicateEntity,
+        CapacityReached, Unsupported, StorageError.
+        """
+        return await self._core.mutate(lambda: self._loader.load(text, force))
+
     # Life
 
     def on_change(self, callback: Callable[[RegistryEvent], None]) -> None:
@@ -162,7 +195,7 @@ class Registry:
         # Before the scan: after this, nothing that an old leader still writes can land (design D6).
         await store.apply((), fence)
         snapshot = await store.load()
-        tables = _parse(snapshot)
+        tables = read_tables(snapshot)
         limit = asyncio.Semaphore(_OPEN_AT_ONCE)
         outcomes = await asyncio.gather(*(self._open(storage, tables, limit) for storage in tables.storages.values()), return_exceptions=True)
         self._core.tables = tables
@@ -201,43 +234,3 @@ class Registry:
                 _log.warning("closing storage %s failed: %s", name, error.message)
         if was_open:
             self._core.emit(RegistryEventKind.CLEANED_UP)
-
-
-def _parse(snapshot: RegistrySnapshot) -> Tables:
-    """Order storage -> group -> instance; accounts stay in the store untouched. Never raises for a bad record."""
-    tables = Tables(quarantined={(item.table, item.id): item for item in snapshot.quarantined})
-
-    def refuse(table: str, record_id: str, reason: str) -> None:
-        tables.quarantined[table, record_id] = QuarantinedRecord(table, record_id, reason)
-
-    for record_id, record in snapshot.tables.get("storage", {}).items():
-        try:
-            storage = storage_from_dict(record)
-        except InvalidArgument as error:
-            refuse("storage", record_id, error.message)
-            continue
-        if storage.name != record_id:
-            refuse("storage", record_id, "its name differs from the key it is stored under")
-            continue
-        tables.storages[record_id] = storage
-    for record_id, record in snapshot.tables.get("instance_group", {}).items():
-        try:
-            group = group_from_dict(record)
-        except InvalidArgument as error:
-            refuse("instance_group", record_id, error.message)
-            continue
-        if group.name != record_id:
-            refuse("instance_group", record_id, "its name differs from the key it is stored under")
-            continue
-        tables.groups[record_id] = group
-    for record_id, record in snapshot.tables.get("instance", {}).items():
-        try:
-            instance = instance_from_dict(record)
-        except InvalidArgument as error:
-            refuse("instance", record_id, error.message)
-            continue
-        if instance.instance_id != record_id:
-            refuse("instance", record_id, "its id differs from the key it is stored under")
-            continue
-        tables.instances[record_id] = instance
-    return tables

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from kvcm.common.errors import KvcmError, NotReady, OutcomeUnknown, StorageError
 from kvcm.config.errors import FencedOut
 from kvcm.config.model import Instance, InstanceGroup
+from kvcm.config.persisted_account import Account
 from kvcm.config.store import Change, QuarantinedRecord, RegistryStore
 from kvcm.data_storage.model import Storage
 
@@ -41,6 +42,9 @@ class RegistryEventKind(Enum):
     GROUP_REMOVED = "group_removed"
     INSTANCE_REGISTERED = "instance_registered"
     INSTANCE_REMOVED = "instance_removed"
+    ACCOUNT_ADDED = "account_added"
+    ACCOUNT_UPDATED = "account_updated"
+    ACCOUNT_REMOVED = "account_removed"
     RECOVERED = "recovered"
     CLEANED_UP = "cleaned_up"
     # The store knows a newer leader: this process must step down.
@@ -62,6 +66,7 @@ class Tables:
     storages: dict[str, Storage] = field(default_factory=dict)
     groups: dict[str, InstanceGroup] = field(default_factory=dict)
     instances: dict[str, Instance] = field(default_factory=dict)
+    accounts: dict[str, Account] = field(default_factory=dict)
     # (table, id) -> why a stored record is not usable.
     quarantined: dict[tuple[str, str], QuarantinedRecord] = field(default_factory=dict)
 

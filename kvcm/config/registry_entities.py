@@ -89,7 +89,7 @@ class InstanceRegistry:
         existing = self._core.tables.instances.get(instance.instance_id)
         if existing is None:
             return False
-        self._compare(existing, instance_from_dict(as_record(instance, instance_to_dict)))
+        self.compare(existing, instance_from_dict(as_record(instance, instance_to_dict)))
         return True
 
     async def register(self, instance: Instance) -> bool:
@@ -125,7 +125,8 @@ class InstanceRegistry:
         await self._core.commit([Change("instance", instance_id, None)], publish)
 
     @staticmethod
-    def _compare(existing: Instance, wanted: Instance) -> None:
+    def compare(existing: Instance, wanted: Instance) -> None:
+        """Raises DuplicateEntity when the two differ in identity."""
         mismatches = existing.mismatches(wanted)
         if mismatches:
             details = json.dumps({"error_msg": [f"{field} differs from the registered one" for field in mismatches]})

@@ -74,24 +74,24 @@ class StorageRegistry:
         if old.type is not storage.type:
             raise InvalidArgument(f"The type of storage {old.name!r} cannot be changed; remove it and add it again.")
         if moves(old.spec, storage.spec):
-            self._refuse_referenced(old.name, force, "moved to another place")
+            self.refuse_referenced(old.name, force, "moved to another place")
         # Enabling and disabling has calls of its own; an update must not switch a disabled storage on again.
         record = storage_to_dict(replace(storage, enabled=old.enabled))
         new = storage_from_dict(record)
         if new == old and ("storage", old.name) not in self._core.tables.quarantined:
             return
-        await self._reopen(new)
+        await self.reopen(new)
         await self._core.commit(
             [Change("storage", new.name, record)],
             self._publish(new, RegistryEventKind.STORAGE_UPDATED),
-            lambda: self._back(old),
+            lambda: self.back(old),
         )
 
     async def remove(self, name: str, force: bool) -> None:
         damaged = ("storage", name) in self._core.tables.quarantined
         if not damaged:
             self._known(name)
-        self._refuse_referenced(name, force, "removed")
+        self.refuse_referenced(name, force, "removed")
 
         async def publish() -> None:
             known = self._core.tables.storages.pop(name, None)
@@ -131,22 +131,24 @@ class StorageRegistry:
 
         return publish
 
-    async def _reopen(self, storage: Storage) -> None:
+    async def reopen(self, storage: Storage) -> None:
+        """Replace the opened store; nothing is recorded. On failure the old one stays."""
         await self._storages.update(storage)
         if not storage.enabled:
             self._storages.set_enabled(storage.name, False)
 
-    async def _back(self, old: Storage) -> None:
+    async def back(self, old: Storage) -> None:
         """Undo an update. A store that cannot be opened any more is kept by name instead of vanishing."""
         try:
-            await self._reopen(old)
+            await self.reopen(old)
         except KvcmError as error:
             await self._storages.remove(old.name)
             await self._storages.add_quarantined(old, error.message)
             reason = f"it cannot be opened: {error.message}"
             self._core.tables.quarantined["storage", old.name] = QuarantinedRecord("storage", old.name, reason)
 
-    def _refuse_referenced(self, name: str, force: bool, what: str) -> None:
+    def refuse_referenced(self, name: str, force: bool, what: str) -> None:
+        """Raises InUse."""
         if force or not self._enforce:
             return
         users = sorted(

@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from enum import Enum
 
 from kvcm.common.errors import NotFound, OutcomeUnknown, StorageError
+from kvcm.config.passwords import Cost, PasswordHasher
 from kvcm.config.store import Change, RegistrySnapshot, RegistryStore
 from kvcm.data_storage.model import Storage
+
+
+def quick_hasher() -> PasswordHasher:
+    """Hashes that cost nothing, and protect nothing."""
+    return PasswordHasher(Cost(2, 1, 1))
 
 
 class Fault(Enum):

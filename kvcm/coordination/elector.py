@@ -84,13 +84,15 @@ class Elector:
         self._lease_us = settings.lease_ms * 1000
         self._interval_us = settings.loop_interval_ms * 1000
         self._settings = settings
+        # May be changed at any time, also while a ban runs: whoever shortens it does not want to wait for the old end. Below 0 is 0.
         self.campaign_delay_us = settings.campaign_delay_ms * 1000
         self.role = Role.FOLLOWER
         # Epoch of the current or last term; `held` tells whether the lease is believed to be ours.
         self.epoch = 0
         self.held = False
         self.deadline_us = 0
-        self.banned_until_us = 0
+        self._left_at_us: int | None = None
+        self._backoff_until_us = 0
         self._campaign_at_us = 0
         self._keep_alive_at_us = 0
         self._waiting_for: type[Campaign] | type[KeepAlive] | type[Resign] | None = None
@@ -107,6 +109,13 @@ class Elector:
         return self.role is Role.LEADER and self.held and not self._leaving and now_us < self.deadline_us
 
     @property
+    def banned_until_us(self) -> int:
+        """No campaign before this moment (I-LE-7): the delay after a loss, or the pause after a failed promotion."""
+        if self._left_at_us is None:
+            return self._backoff_until_us
+        return max(self._backoff_until_us, self._left_at_us + max(self.campaign_delay_us, 0))
+
+    @property
     def stopped(self) -> bool:
         return self._stopping and self.role is Role.FOLLOWER and self._waiting_for is None
 
@@ -121,7 +130,7 @@ class Elector:
         if self.role not in (Role.LEADER, Role.PROMOTING) or self._leaving:
             return False
         self._leaving = True
-        self._ban(now_us, self.campaign_delay_us)
+        self._left_at_us = now_us
         return True
 
     def stop(self) -> None:
@@ -147,6 +156,7 @@ class Elector:
             return
         self.role = Role.PROMOTING
         self._leaving = False
+        self._left_at_us = None
 
     def kept_alive(self, sent_us: int, now_us: int, epoch: int, accepted: bool, failed: bool = False) -> None:
         """`failed`: nothing is known; the old deadline stands."""
@@ -175,7 +185,7 @@ class Elector:
         if not succeeded and self.held and not self._leaving:
             backoff = self._settings.promote_backoff_ms << min(self._failed_promotions, 16)
             self._failed_promotions += 1
-            self._ban(now_us, min(backoff, self._settings.promote_backoff_max_ms) * 1000)
+            self._backoff_until_us = max(self._backoff_until_us, now_us + min(backoff, self._settings.promote_backoff_max_ms) * 1000)
         self._leaving = True
 
     def demoted(self) -> None:
@@ -218,14 +228,11 @@ class Elector:
         self.held = False
         if self.role in (Role.LEADER, Role.PROMOTING):
             self._leaving = True
-            self._ban(now_us, self.campaign_delay_us)
+            self._left_at_us = now_us
 
     def _extend(self, sent_us: int) -> None:
         self.deadline_us = max(self.deadline_us, sent_us + self._lease_us - self._interval_us)
         self._keep_alive_at_us = max(self._keep_alive_at_us, sent_us + self._interval_us)
-
-    def _ban(self, now_us: int, duration_us: int) -> None:
-        self.banned_until_us = max(self.banned_until_us, now_us + max(duration_us, 0))
 
     def _answered(self, command: type[Campaign] | type[KeepAlive] | type[Resign]) -> None:
         if self._waiting_for is not command:

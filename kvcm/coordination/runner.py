@@ -115,11 +115,13 @@ class LeaderRunner:
 
     @property
     def campaign_delay_ms(self) -> int:
+        """How long this node stays out of elections after losing or giving up leadership; any value, below 0 counts as 0. In memory only."""
         return self._elector.campaign_delay_us // 1000
 
     @campaign_delay_ms.setter
     def campaign_delay_ms(self, value: int) -> None:
-        self._elector.campaign_delay_us = max(value, 0) * 1000
+        self._elector.campaign_delay_us = value * 1000
+        self._pump()
 
     async def wait_for(self, *roles: Role) -> None:
         """Until this node has one of these roles. The caller sets the time-out."""

@@ -162,6 +162,10 @@ class CacheManager:
         """Make a shard for every registered instance. One whose metadata cannot be read is reported and retried; it never blocks the others."""
         await self._instances.recover()
 
+    async def open_registered(self) -> None:
+        """Serve what somebody has put into the registry without `register`. What cannot be opened is reported and retried, as at recovery."""
+        await self._uncut(self._instances.open_registered())
+
     async def retry_broken(self) -> None:
         await self._instances.retry_broken()
 

@@ -175,9 +175,13 @@ class Instances:
 
     async def recover(self) -> None:
         """Open every registered instance. One whose metadata cannot be read is reported and retried; it never blocks the others."""
-        registered = [instance for group in self._registry.list_groups() for instance in self._registry.list_instances(group.name)]
-        await self._open_each(instance for instance in registered if instance.instance_id not in self._served)
+        await self.open_registered()
         await self._find_leftovers()
+
+    async def open_registered(self) -> None:
+        """Open every registered instance that is not served yet; those that cannot be opened are retried."""
+        registered = [instance for group in self._registry.list_groups() for instance in self._registry.list_instances(group.name)]
+        await self._open_each([instance for instance in registered if instance.instance_id not in self._served])
 
     async def retry_broken(self) -> None:
         """Try again to open what could not be opened, removed instances included."""

@@ -44,6 +44,7 @@ from kvcm.config.model import (
 from kvcm.config.registry import Registry
 from kvcm.config.store import RegistryStore
 from kvcm.config.store_memory import MemoryStore
+from kvcm.config.testing import quick_hasher
 from kvcm.data_storage.dummy import DummyBackend
 from kvcm.data_storage.filesystem import FileSystemBackend
 from kvcm.data_storage.layout import file_layout, hf3fs_layout
@@ -223,7 +224,7 @@ class ManagerWorld:
         """Make the objects of a new process; they know nothing yet."""
         self.storages = SteppedStorages(self._open_storage, self.clock, self.ids)
         self.storages.scheduler = self.scheduler
-        self.registry = Registry(self.registry_store, self.storages, self.clock)
+        self.registry = Registry(self.registry_store, self.storages, self.clock, hasher=quick_hasher())
         records = RecordCodec(self.codec, self.storages.slot_of)
 
         def metadata(config: MetaBackendConfig, instance_id: str) -> MetadataBackend:

@@ -150,9 +150,7 @@ def set_up_logging(level: int, stream: TextIO | None = None, config: LoggerConfi
     wanted = config.root
     root.handlers[:] = opener.open(wanted, console=console or not wanted.files, bare=False)
     chosen = _LEVELS.get(level, logging.INFO) if level or wanted.level is None else wanted.level
-    root.setLevel(chosen)
-    for name in _CHATTY:
-        logging.getLogger(name).setLevel(max(chosen, logging.WARNING))
+    set_log_level(chosen)
     for name, logger_name in LOGS.items():
         route = config.logs.get(name, Route())
         logger = logging.getLogger(logger_name)
@@ -162,6 +160,13 @@ def set_up_logging(level: int, stream: TextIO | None = None, config: LoggerConfi
     for failure in opener.failures:
         _log.error("%s", failure)
     return Logs(opener.writers, opener.files)
+
+
+def set_log_level(level: int) -> None:
+    """Change the level of the process while it runs; `level` as in module logging. What the logger file says of single logs stands."""
+    logging.getLogger().setLevel(level)
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
 
 
 def lines_to(name: str) -> Callable[[Sequence[str]], None]:

@@ -16,6 +16,7 @@ from random import Random
 from kvcm.common.clock import Clock, SystemClock
 from kvcm.common.ids import IdSource, RandomIds
 from kvcm.config.model import MetaBackendConfig
+from kvcm.config.passwords import PasswordHasher
 from kvcm.config.registry import Registry
 from kvcm.config.registry_core import RegistryEvent, RegistryEventKind
 from kvcm.config.settings import Settings
@@ -47,6 +48,7 @@ from kvcm.service.in_flight import InFlight
 from kvcm.service.lifecycle import DRAIN_S, LeaderGate, Lifecycle, Term
 from kvcm.service.listeners import Listeners
 from kvcm.service.live_cluster import LiveCluster
+from kvcm.service.logging_setup import set_log_level
 from kvcm.service.meta_service import build_meta_service
 from kvcm.service.rpc import Dispatcher
 from kvcm.service.state_metrics import ManagerSource, NodeSource, RegistrySource
@@ -129,7 +131,9 @@ class ManagerServer:
         # The domain.
         term, in_flight = Term(), InFlight()
         codec = ProtoLocationEncoder()
-        registry = Registry(store, storages, clock, settings.registry_enforce_references)
+        hasher = PasswordHasher()
+        stack.callback(hasher.close)
+        registry = Registry(store, storages, clock, settings.registry_enforce_references, hasher)
         records = RecordCodec(codec, storages.slot_of)
 
         def metadata(config: MetaBackendConfig, instance_id: str) -> MetadataBackend:
@@ -160,7 +164,7 @@ class ManagerServer:
         registry.on_change(partial(_on_registry_change, metrics, runner, registry))
         dispatcher = Dispatcher(clock, gate, metrics.requests)
         meta = build_meta_service(manager, registry, cluster)
-        admin = build_admin_service(manager, registry, storages, cluster)
+        admin = build_admin_service(manager, registry, storages, cluster, runner, metrics, set_log_level if self._own_process else _set_own_log_level)
         debug = build_debug_service(dispatcher) if settings.service_enable_debug_service else None
         extra = admin_routes([admin], dispatcher, metrics if settings.metrics_enable_prometheus else None)
 
@@ -177,6 +181,11 @@ class ManagerServer:
         cluster.start()
         _log.info("listening node_id=%s meta_rpc=%d admin_http=%d", own.node_id, cluster.own.meta_rpc_port, cluster.own.admin_http_port)
         return cluster.own
+
+
+def _set_own_log_level(level: int) -> None:
+    """The process belongs to somebody else, and so do its other loggers."""
+    logging.getLogger("kvcm").setLevel(level)
 
 
 def _on_registry_change(metrics: Metrics, runner: LeaderRunner, registry: Registry, event: RegistryEvent) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from kvcm.manager.testing import SIZE, ManagerWorld
+from kvcm.metrics.families import AnyFamily
 from kvcm.protocol.location_encoder import ProtoLocationEncoder
 from kvcm.service.admin_service import build_admin_service
 from kvcm.service.cluster import ClusterSnapshot, Endpoint
@@ -54,12 +55,46 @@ class OneNode:
         return ClusterSnapshot("node", "node", Endpoint("node", "host", 1, 2, 3, 4), is_leader=True, is_health=True)
 
 
+class Letter:
+    """An `Origin` with given headers."""
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self._headers = headers
+
+    def header(self, name: str) -> str:
+        return self._headers.get(name, "")
+
+
+class Seat:
+    """An `Election` that steps down by ending the desk's lead."""
+
+    def __init__(self, lead: Lead) -> None:
+        self.campaign_delay_ms = 0
+        self._lead = lead
+
+    def demote(self) -> bool:
+        led, self._lead.leads = self._lead.leads, False
+        return led
+
+
+class SomeMetrics:
+    """A `MetricsView` of given families."""
+
+    def __init__(self) -> None:
+        self.families: list[AnyFamily] = []
+
+    def collect(self) -> list[AnyFamily]:
+        return self.families
+
+
 class RpcDesk:
     def __init__(self, root: Path) -> None:
         self.world = ManagerWorld(root, ProtoLocationEncoder())
         self.lead = Lead()
         self.observed = Observed()
         self.session = ""
+        self.log_levels: list[int] = []
+        self.metrics = SomeMetrics()
 
     async def open(self) -> None:
         world = self.world
@@ -76,13 +111,22 @@ class RpcDesk:
         self.dispatcher = Dispatcher(world.clock, self.lead, self.observed)
         cluster = OneNode()
         self.meta = build_meta_service(world.manager, world.registry, cluster)
-        self.admin = build_admin_service(world.manager, world.registry, world.storages, cluster)
+        self.admin = build_admin_service(
+            world.manager,
+            world.registry,
+            world.storages,
+            cluster,
+            Seat(self.lead),
+            self.metrics,
+            self.log_levels.append,
+        )
 
-    async def call(self, name: str, request: Message) -> tuple[int, str, Any]:
-        """(code, message, reply) of an RPC of the request's own package, through the bytes of the wire."""
+    async def call(self, name: str, request: Message, **headers: str) -> tuple[int, str, Any]:
+        """(code, message, reply) of an RPC of the request's own package, through the bytes of the wire. Headers: `_` stands for `-`."""
         package = self.meta if request.DESCRIPTOR.file.package.endswith(".meta") else self.admin
         rpc = package.rpcs[name]
-        raw = await self.dispatcher.call(rpc, rpc.request_cls.FromString(request.SerializeToString()))
+        origin = Letter({name.replace("_", "-"): value for name, value in headers.items()})
+        raw = await self.dispatcher.call(rpc, rpc.request_cls.FromString(request.SerializeToString()), origin)
         reply: Any = rpc.response_cls.FromString(raw)
         return reply.header.status.code, reply.header.status.message, reply
 
@@ -94,6 +138,7 @@ class RpcDesk:
             registry.list_storages(),
             registry.list_groups(),
             registry.list_instances(),
+            registry.accounts.list(),
             sorted((instance_id, key, location.header, location.location_id) for instance_id, key, location in world.locations()),
             sorted((found.session_id, found.deadline_us, found.claimed) for found in world.manager.sessions._sessions.values()),
             [(storage.name, world.storages.available(storage.name)) for storage in world.storages.list()],
