@@ -5,7 +5,9 @@ A manager of another make sends none of it: then `state` and `usage` are None, w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from kvcm.config.model import InstanceGroup
@@ -51,6 +53,107 @@ class StorageView:
 class GroupView:
     group: InstanceGroup
     usage: GroupUsage | None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`elector_last_loop_ms`: Unix time of the last round of the leader election."""
+
+    healthy: bool
+    leader: bool
+    elector_last_loop_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEndpoint:
+    node_id: str
+    host: str
+    meta_rpc_port: int
+    meta_http_port: int
+    admin_rpc_port: int
+    admin_http_port: int
+    custom_info: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInfo:
+    """`leader_expiration_us`: Unix time at which the asked node's leadership ends unless renewed, -1 when it does not lead."""
+
+    self_node_id: str
+    leader_node_id: str
+    leader_expiration_us: int
+    leader: NodeEndpoint | None
+
+
+class AccountRole(Enum):
+    USER = "user"
+    ADMIN = "admin"
+
+    @classmethod
+    def of(cls, number: int) -> AccountRole:
+        """A role that this version does not know may do as little as possible."""
+        return cls.ADMIN if number == pb.ROLE_ADMIN else cls.USER
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    name: str
+    role: AccountRole
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSample:
+    """One series: an int for a counter, a float for a gauge."""
+
+    name: str
+    value: int | float | str
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsReport:
+    """`timestamp_ms`: Unix time at which the manager collected them."""
+
+    timestamp_ms: int
+    samples: tuple[MetricSample, ...]
+    extra: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedCopy:
+    """A copy between storages whose end is not known. Times are Unix microseconds."""
+
+    operation_id: str
+    group: str
+    instance_id: str
+    key: int
+    source: str
+    target: str
+    total_bytes: int
+    created_us: int
+    updated_us: int
+    last_error: str
+
+
+def sample_from_proto(message: Any) -> MetricSample:
+    kind = message.metric_value.WhichOneof("value")
+    value = getattr(message.metric_value, kind) if kind else ""
+    return MetricSample(message.metric_name, value, {tag.tag_key: tag.tag_value for tag in message.metric_tags})
+
+
+def quarantined_from_proto(message: Any) -> QuarantinedCopy:
+    return QuarantinedCopy(
+        operation_id=message.operation_id,
+        group=message.instance_group_name,
+        instance_id=message.instance_id,
+        key=message.block_key,
+        source=message.source_storage_name,
+        target=message.target_storage_name,
+        total_bytes=message.total_bytes,
+        created_us=message.create_time_us,
+        updated_us=message.update_time_us,
+        last_error=message.last_error,
+    )
 
 
 def state_from_proto(message: Any) -> StorageState:

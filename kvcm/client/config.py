@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvcm.client.errors import ClientError, InvalidBackendConfig, InvalidClientConfig, InvalidRole, InvalidSdkConfig
+from kvcm.client.security import PLAIN, ClientSecurity
 from kvcm.client.types import RoleType
 from kvcm.data_storage.model import StorageType
 
@@ -72,7 +73,7 @@ class SdkConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """`block_size` is tokens a block; `location_spec_infos` maps a spec's name to its bytes a block."""
+    """`block_size` is tokens a block; `location_spec_infos` maps a spec's name to its bytes a block. `security` is an own key of ours."""
 
     instance_group: str
     instance_id: str
@@ -83,6 +84,7 @@ class ClientConfig:
     location_spec_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     meta_channel: MetaChannelConfig = field(default_factory=MetaChannelConfig)
     sdk: SdkConfig = field(default_factory=SdkConfig)
+    security: ClientSecurity = PLAIN
 
     @classmethod
     def parse(cls, source: str | Mapping[str, Any]) -> ClientConfig:
@@ -101,6 +103,7 @@ class ClientConfig:
             model_deployment=_deployment(root.below("model_deployment")),
             meta_channel=_channel(root.below("meta_channel_config")),
             sdk=_sdk(root.below("sdk_config", InvalidSdkConfig)),
+            security=_security(root.below("security")),
         )
 
     def require_addresses(self) -> tuple[str, ...]:
@@ -252,6 +255,12 @@ def _channel(section: _Section) -> MetaChannelConfig:
         connection_timeout_s=section.seconds("connection_timeout", 1000),
         call_timeout_s=section.seconds("call_timeout", 100),
     )
+
+
+def _security(section: _Section) -> ClientSecurity:
+    """File names only: a token in a configuration file would be copied with it."""
+    names = {key: section.text(key) for key in ("token_file", "user", "password_file", "ca_file", "cert_file", "key_file", "server_name")}
+    return ClientSecurity.of(tls=section.flag("tls"), **names)
 
 
 def _sdk(section: _Section) -> SdkConfig:

@@ -11,6 +11,7 @@
         ├── ClientNotExists            15   this role does not have the asked half (metadata or transfer)
         ├── ConnectFailed              9    no manager could be reached
         ├── RpcFailed                  2    the call ended without a reply and changed nothing
+        │   ├── AccessDenied           2    the token or certificate is missing or not accepted; nothing was done
         │   └── RpcOutcomeUnknown      2    a mutation ended without a reply and may have happened (`unknown_outcome`)
         ├── ServiceError                    the manager answered with an error; it changed nothing
         │   ├── NoStatus               50   the reply carries no status
@@ -160,6 +161,13 @@ class RpcFailed(ClientError):
         self.may_have_run = may_have_run
 
 
+class AccessDenied(RpcFailed):
+    """The manager wants a token, or does not accept the one that was sent (or the account behind it may not do this)."""
+
+    code = ErrorCode.INVALID_ARGUMENT
+    retryable = False
+
+
 class RpcOutcomeUnknown(RpcFailed):
     """A mutation was sent and nothing is known about it: look at the state before repeating it."""
 
@@ -168,7 +176,10 @@ class RpcOutcomeUnknown(RpcFailed):
 
 
 class ServiceError(ClientError):
-    """The manager answered with an error. `service_code` is the number it sent (0 when it sent none)."""
+    """The manager answered with an error. `service_code` is the number it sent (0 when it sent none).
+
+    `details`: what an error reply of ReportEvent or GetCacheMetaDetail tells beside the code, as the result of the call would.
+    """
 
     client_code = ClientErrorCode.SERVICE_INTERNAL_ERROR
 
@@ -176,6 +187,7 @@ class ServiceError(ClientError):
         super().__init__(message)
         self.service_code = service_code
         self.request_id = request_id
+        self.details: object = None
 
 
 class NoStatus(ServiceError):

@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 
 import grpc
 
-from kvcm.client import meta_core, meta_ops
+from kvcm.client import meta_core, meta_ops, meta_ops_detail
 from kvcm.client.config import ClientConfig
+from kvcm.client.detail_types import BackendSelector, BlockDetail, Event, EventReport, HostMatch
 from kvcm.client.errors import RpcFailed
-from kvcm.client.meta_channel import channel_options, failure, stub_of
+from kvcm.client.meta_channel import channel_options, failure, open_channel, stub_of
 from kvcm.client.meta_core import Command, Flow, MetaCore
 from kvcm.client.meta_ops import Operation, as_mask
-from kvcm.client.types import BlockMask, ClusterInfo, InstanceInfo, MatchResult, Metas, QueryType, TrimStrategy, WriteLocation
+from kvcm.client.types import BlockMask, ClusterInfo, InstanceInfo, Location, MatchResult, Metas, QueryType, TrimStrategy, WriteLocation
 
 T = TypeVar("T")
 
@@ -152,6 +153,51 @@ class AsyncMetaClient:
         operation = meta_ops.match_meta(self._config.instance_id, keys, tokens, block_mask, detail_level, trace_id)
         return await self._call(operation, timeout_s)
 
+    async def match_by_backend(
+        self,
+        selectors: Sequence[BackendSelector],
+        keys: Sequence[int] = (),
+        tokens: Sequence[int] = (),
+        *,
+        spec_names: Sequence[str] = (),
+        trace_id: str = "",
+        timeout_s: float | None = None,
+    ) -> tuple[tuple[Location, ...], ...]:
+        """For each key, at most one location a selector, in the order of the selectors; a selector without a match adds nothing."""
+        operation = meta_ops_detail.match_by_backend(self._config.instance_id, keys, tokens, selectors, spec_names, trace_id)
+        return await self._call(operation, timeout_s)
+
+    async def match_meta_detail(
+        self,
+        keys: Sequence[int] = (),
+        tokens: Sequence[int] = (),
+        *,
+        block_mask: BlockMask | None = None,
+        trace_id: str = "",
+        timeout_s: float | None = None,
+    ) -> tuple[BlockDetail, ...]:
+        """Every location of each unmasked block with its state and age: for people and repair tools, not for reading data."""
+        operation = meta_ops_detail.match_meta_detail(self._config.instance_id, keys, tokens, block_mask, trace_id)
+        return await self._call(operation, timeout_s)
+
+    async def get_host_cache_state(
+        self,
+        keys: Sequence[int],
+        *,
+        query_type: QueryType = QueryType.UNSPECIFIED,
+        mediums: Sequence[str] = (),
+        peer_hosts: int = 0,
+        trace_id: str = "",
+        timeout_s: float | None = None,
+    ) -> tuple[HostMatch, ...]:
+        """Which reporting hosts hold a prefix of `keys`. `peer_hosts`: for how many of the best ones to count what a peer could add."""
+        operation = meta_ops_detail.get_host_cache_state(self._config.instance_id, keys, query_type, mediums, peer_hosts, trace_id)
+        return await self._call(operation, timeout_s)
+
+    async def report_event(self, host: str, storage_type: int, events: Iterable[Event], *, trace_id: str = "", timeout_s: float | None = None) -> EventReport:
+        """Tell what a host (`ip:port`) holds. A ServiceError carries the EventReport as `details`: which events failed, when to come back."""
+        return await self._call(meta_ops_detail.report_event(self._config.instance_id, host, storage_type, events, trace_id), timeout_s)
+
     async def remove_cache(self, keys: Sequence[int] = (), tokens: Sequence[int] = (), *, trace_id: str = "", timeout_s: float | None = None) -> None:
         """Ask for the deletion of whole blocks; it happens later."""
         await self._call(meta_ops.remove_cache(self._config.instance_id, keys, tokens, trace_id), timeout_s)
@@ -192,7 +238,7 @@ class AsyncMetaClient:
             case meta_core.Invoke():
                 return await self._invoke(command)
             case meta_core.Dial(address):
-                channel = grpc.aio.insecure_channel(address, self._options)
+                channel = open_channel(grpc.aio, address, self._options, self._config.security)
                 return channel, stub_of(channel)
             case meta_core.HangUp(handle):
                 await handle[0].close()
@@ -213,8 +259,9 @@ class AsyncMetaClient:
 
     async def _invoke(self, command: meta_core.Invoke) -> Any:
         rpc = getattr(command.handle[1], command.method)
+        metadata = self._config.security.metadata() or None
         try:
-            return await rpc(command.request, timeout=command.timeout_s, wait_for_ready=command.wait_for_ready)
+            return await rpc(command.request, timeout=command.timeout_s, wait_for_ready=command.wait_for_ready, metadata=metadata)
         except grpc.RpcError as error:
             raise failure(error, command.method, command.address) from error
         except grpc.aio.UsageError as error:  # grpc's way to say that the channel is closed: nothing was sent

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from kvcm.client import meta_ops
 from kvcm.client.config import ClientConfig
-from kvcm.client.errors import ClientError, ConnectFailed, RpcFailed, RpcOutcomeUnknown, ServiceError, ServiceNotLeader
+from kvcm.client.errors import AccessDenied, ClientError, ConnectFailed, RpcFailed, RpcOutcomeUnknown, ServiceError, ServiceNotLeader
 from kvcm.client.meta_ops import Operation, Registration
 
 T = TypeVar("T")
@@ -72,8 +72,11 @@ Flow = Generator[Command, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class _Link:
+    """`stamp`: which certificates it was opened with."""
+
     address: str
     handle: Any
+    stamp: object
 
 
 class MetaCore:
@@ -135,7 +138,7 @@ class MetaCore:
         try:
             reply = yield Invoke(link.handle, link.address, operation.method, operation.request, timeout_s, wait_for_ready=True)
         except RpcFailed as error:
-            self._stale = True
+            self._stale = self._stale or not isinstance(error, AccessDenied)
             if operation.mutation and error.may_have_run:
                 raise RpcOutcomeUnknown(f"{error.message}; it may have happened all the same", grpc_status=error.grpc_status) from error
             raise
@@ -183,6 +186,8 @@ class MetaCore:
                 yield from self._adopt(address)
             except ServiceNotLeader as error:
                 problem = error
+            except AccessDenied:
+                raise
             except RpcFailed as error:
                 if problem is None:
                     problem = ConnectFailed(f"no manager could be reached; the first one tried, {address}: {error.message}")
@@ -198,7 +203,7 @@ class MetaCore:
             hint = yield from self._ask(node)
             if not hint or hint in tried:
                 continue
-            if self._link is not None and hint == self._link.address:
+            if self._link is not None and hint == self._link.address and self._link.stamp == self._config.security.stamp():
                 return True
             tried.add(hint)
             try:
@@ -224,6 +229,7 @@ class MetaCore:
     def _adopt(self, address: str) -> Flow[None]:
         """Connect and register; on success this becomes the link."""
         operation = meta_ops.register(self._config)
+        stamp = self._config.security.stamp()
         handle = yield Dial(address)
         try:
             reply = yield self._first_call(handle, address, operation)
@@ -234,7 +240,7 @@ class MetaCore:
         self._registration = registration
         if self._link is not None:
             self._retired.append(self._link)
-        self._link = _Link(address, handle)
+        self._link = _Link(address, handle, stamp)
         self._stale = False
         while len(self._retired) > _MAX_RETIRED:
             yield HangUp(self._retired.popleft().handle)

@@ -33,12 +33,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[T]):
-    """`method` is the RPC's name; `read` turns its reply into the result; `mutation` calls are never repeated when their outcome is unknown."""
+    """`method` is the RPC's name; `read` turns its reply into the result; `mutation` calls are never repeated when their outcome is unknown.
+
+    `details`: replies with an error carry results too.
+    """
 
     method: str
     request: Any
     read: Callable[[Any], T]
     mutation: bool = False
+    details: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +90,21 @@ def match_location(
     want_checksums: bool,
     trace_id: str,
 ) -> Operation[MatchResult]:
-    request = _build(
+    request = build(
         pb.GetCacheLocationRequest,
         trace_id=trace_id,
         instance_id=instance_id,
         query_type=int(query_type),
         block_keys=keys,
         token_ids=tokens,
-        block_mask=_mask_message(block_mask),
+        block_mask=mask_message(block_mask),
         sw_size=sw_size,
         location_spec_names=spec_names,
         want_checksums=want_checksums,
     )
 
     def read(reply: Any) -> MatchResult:
-        locations = _locations(reply.locations)
+        locations = locations_of(reply.locations)
         if not want_checksums:
             return MatchResult(locations)
         # A manager without the extension sends none: unknown for every block.
@@ -113,7 +117,7 @@ def match_location(
 
 
 def match_location_len(instance_id: str, query_type: QueryType, keys: Sequence[int], tokens: Sequence[int], sw_size: int, trace_id: str) -> Operation[int]:
-    request = _build(
+    request = build(
         pb.GetCacheLocationLenRequest,
         trace_id=trace_id,
         instance_id=instance_id,
@@ -134,7 +138,7 @@ def start_write(
     min_replica_count: int,
     trace_id: str,
 ) -> Operation[WriteLocation]:
-    request = _build(
+    request = build(
         pb.StartWriteCacheRequest,
         trace_id=trace_id,
         instance_id=instance_id,
@@ -146,7 +150,7 @@ def start_write(
     )
 
     def read(reply: Any) -> WriteLocation:
-        result = WriteLocation(reply.write_session_id, _mask_value(reply.block_mask), _locations(reply.locations))
+        result = WriteLocation(reply.write_session_id, _mask_value(reply.block_mask), locations_of(reply.locations))
         if keys and len(result.locations) != len(result.block_mask.open_indexes(len(keys))):
             raise ServiceInternal("the manager handed out a number of locations that does not fit its block mask")
         return result
@@ -155,12 +159,12 @@ def start_write(
 
 
 def finish_write(instance_id: str, write_session_id: str, success: BlockMask, checksums: Sequence[int], trace_id: str) -> Operation[None]:
-    request = _build(
+    request = build(
         pb.FinishWriteCacheRequest,
         trace_id=trace_id,
         instance_id=instance_id,
         write_session_id=write_session_id,
-        success_blocks=_mask_message(success),
+        success_blocks=mask_message(success),
         checksums=checksums,
     )
     return Operation("FinishWriteCache", request, _nothing, mutation=True)
@@ -169,25 +173,25 @@ def finish_write(instance_id: str, write_session_id: str, success: BlockMask, ch
 def match_meta(
     instance_id: str, keys: Sequence[int], tokens: Sequence[int], block_mask: BlockMask | None, detail_level: int, trace_id: str
 ) -> Operation[Metas]:
-    request = _build(
+    request = build(
         pb.GetCacheMetaRequest,
         trace_id=trace_id,
         instance_id=instance_id,
         block_keys=keys,
         token_ids=tokens,
-        block_mask=_mask_message(block_mask),
+        block_mask=mask_message(block_mask),
         detail_level=detail_level,
     )
-    return Operation("GetCacheMeta", request, lambda reply: Metas(_locations(reply.locations), tuple(reply.metas)))
+    return Operation("GetCacheMeta", request, lambda reply: Metas(locations_of(reply.locations), tuple(reply.metas)))
 
 
 def remove_cache(instance_id: str, keys: Sequence[int], tokens: Sequence[int], trace_id: str) -> Operation[None]:
-    request = _build(pb.RemoveCacheRequest, trace_id=trace_id, instance_id=instance_id, block_keys=keys, token_ids=tokens)
+    request = build(pb.RemoveCacheRequest, trace_id=trace_id, instance_id=instance_id, block_keys=keys, token_ids=tokens)
     return Operation("RemoveCache", request, _nothing, mutation=True)
 
 
 def trim_cache(instance_id: str, strategy: TrimStrategy, begin: int, end: int, trace_id: str) -> Operation[None]:
-    request = _build(pb.TrimCacheRequest, trace_id=trace_id, instance_id=instance_id, strategy=int(strategy), begin_timestamp=begin, end_timestamp=end)
+    request = build(pb.TrimCacheRequest, trace_id=trace_id, instance_id=instance_id, strategy=int(strategy), begin_timestamp=begin, end_timestamp=end)
     return Operation("TrimCache", request, _nothing, mutation=True)
 
 
@@ -205,7 +209,7 @@ def get_instance_info(instance_id: str, trace_id: str) -> Operation[InstanceInfo
             dtype=info.model_deployment.dtype,
         )
 
-    return Operation("GetInstanceInfo", _build(pb.GetInstanceInfoRequest, trace_id=trace_id, instance_id=instance_id), read)
+    return Operation("GetInstanceInfo", build(pb.GetInstanceInfoRequest, trace_id=trace_id, instance_id=instance_id), read)
 
 
 def get_cluster_info(instance_id: str, trace_id: str) -> Operation[ClusterInfo]:
@@ -216,14 +220,17 @@ def get_cluster_info(instance_id: str, trace_id: str) -> Operation[ClusterInfo]:
             endpoint = NodeEndpoint(node.node_id, node.host, node.meta_rpc_port, node.meta_http_port, node.custom_info)
         return ClusterInfo(reply.self_node_id, reply.leader_node_id, endpoint)
 
-    return Operation("GetClusterInfo", _build(pb.GetClusterInfoRequest, trace_id=trace_id, instance_id=instance_id), read)
+    return Operation("GetClusterInfo", build(pb.GetClusterInfoRequest, trace_id=trace_id, instance_id=instance_id), read)
 
 
 def result_of(operation: Operation[T], reply: Any) -> T:
     """The operation's result, or the ServiceError that its reply carries."""
     status = reply.header.status
     if status.code != ErrorCode.OK:
-        raise service_error(operation.method, int(status.code), status.message, reply.header.request_id)
+        refusal = service_error(operation.method, int(status.code), status.message, reply.header.request_id)
+        if operation.details:
+            refusal.details = operation.read(reply)
+        raise refusal
     return operation.read(reply)
 
 
@@ -231,7 +238,7 @@ def as_mask(success: BlockMask | Iterable[bool]) -> BlockMask:
     return success if isinstance(success, BlockMask) else BlockMask.of(success)
 
 
-def _build(kind: Callable[..., Any], **fields: Any) -> Any:
+def build(kind: Callable[..., Any], **fields: Any) -> Any:
     try:
         return kind(**fields)
     except (ValueError, TypeError) as error:
@@ -242,7 +249,7 @@ def _nothing(_: Any) -> None:
     return None
 
 
-def _mask_message(mask: BlockMask | None) -> Any:
+def mask_message(mask: BlockMask | None) -> Any:
     if mask is None:
         return None
     if mask.flags is None:
@@ -258,5 +265,5 @@ def _mask_value(message: Any) -> BlockMask:
     return BlockMask(offset=message.offset)
 
 
-def _locations(messages: Iterable[Any]) -> tuple[Location, ...]:
+def locations_of(messages: Iterable[Any]) -> tuple[Location, ...]:
     return tuple(Location(tuple(LocationSpec(spec.name, spec.uri) for spec in message.location_specs), int(message.type)) for message in messages)

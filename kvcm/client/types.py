@@ -40,6 +40,7 @@ class QueryType(IntEnum):
     BATCH_GET = 1
     PREFIX_MATCH = 2
     REVERSE_ROLL_SW_MATCH = 3
+    PREFIX_MATCH_WITH_MAMBA = 4
 
 
 class TrimStrategy(IntEnum):
