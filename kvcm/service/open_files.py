@@ -18,4 +18,4 @@ def raise_limit() -> None:
 def share(parts: int, most: int) -> int:
     """The `parts`-th part of the limit, at least 16 and never more than `most`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return most if soft == resource.RLIM_INFINITY else max(16, min(most, soft // parts))
+    return most if soft == resource.RLIM_INFINITY else min(most, max(16, soft // parts))

@@ -11,6 +11,7 @@ import pytest
 from kvcm.common.errors import InvalidArgument
 from kvcm.protocol import admin_service_pb2 as admin
 from kvcm.protocol import debug_service_pb2 as debug
+from kvcm.protocol import json_reader
 from kvcm.protocol import meta_service_pb2 as meta
 from kvcm.protocol.json_codec import MAX_DEPTH, JsonBodyError, json_to_message
 
@@ -248,6 +249,14 @@ def test_nesting_up_to_the_limit_is_accepted_and_beyond_it_refused() -> None:
 def test_a_mountain_of_brackets_neither_overflows_nor_hangs(unit: str) -> None:
     with pytest.raises(JsonBodyError):
         read(unit * 100_000)
+
+
+@pytest.mark.parametrize("unit", ["[],", "{},"])
+def test_a_body_of_nothing_but_brackets_is_refused_before_it_is_read(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_reader, "MAX_CONTAINERS", 1000)
+    assert read('{"x":[' + unit * 998 + "0]}") == meta.GetCacheLocationRequest()
+    with pytest.raises(JsonBodyError, match="more than 1000 objects and lists"):
+        read('{"x":[' + unit * 999 + "0]}")
 
 
 def test_many_flat_lists_are_not_deep() -> None:

@@ -81,20 +81,23 @@ class Body:
 
     async def _collect(self) -> bytes:
         chunks: list[bytes] = []
-        size = 0
+        size = refused = 0
         async for chunk in self._request.stream():
             size += len(chunk)
             if size > MAX_DISCARDED_BYTES:
-                break
+                raise BodyRefused(413)
             if size > MAX_BODY_BYTES:
+                refused = 413
+            elif size > SMALL_BODY_BYTES and not refused and not self._hold(size):
+                refused = 503
+            if refused:
+                # Read on without keeping it: a client sees the answer only if we do not hang up while it sends.
                 chunks.clear()
                 self._release()
-                continue
-            if size > SMALL_BODY_BYTES and not self._hold(size):
-                raise BodyRefused(503)
-            chunks.append(chunk)
-        if size > MAX_BODY_BYTES:
-            raise BodyRefused(413)
+            else:
+                chunks.append(chunk)
+        if refused:
+            raise BodyRefused(refused)
         return b"".join(chunks)
 
     def _hold(self, size: int) -> bool:

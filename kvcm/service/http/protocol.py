@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kvcm.service.http.connections import Connections, QuietLog
@@ -23,6 +24,7 @@ BODY_DEADLINE_S = 30.0
 """Longer than any handler waits for its body, so that a handler's answer comes first."""
 REPLY_DEADLINE_S = 30.0
 MAX_SENT_AHEAD = 16
+_OFFER = (b"connection", b"upgrade", b"http2-settings")
 
 
 class _TooManySentAhead(Exception):
@@ -40,6 +42,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._reply_timer: asyncio.TimerHandle | None = None
         self._in_head = False
         self._head_bytes = 0
+        self._plain_head = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
@@ -57,11 +60,35 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.parser is None or self.transport.is_closing():
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.give_up()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn answers nothing
+        """A client that has sent all it will send still wants its reply. TLS cannot be closed by halves."""
+        waiting = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        if waiting and self.scheme == "http":
+            self.cycle.keep_alive = False
+            return True
+        return False
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            head, self._plain_head = self._plain_head, b""
+            if not head:
+                self.send_400_response("CONNECT is not served.")
+                return
+            # The parser takes what follows for another protocol; a new one reads the request without its wish.
+            self.parser = httptools.HttpRequestParser(self)
+            self._feed(head + data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.logger.warning("not HTTP")
+            self.send_400_response("Invalid HTTP request received.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -71,12 +98,17 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MAX_SENT_AHEAD:
             raise _TooManySentAhead
+        if self.parser.should_upgrade():
+            self._plain_head = self._without_upgrade()
+            return
         self._in_head = False
         self._arm(BODY_DEADLINE_S)
         self._places.busy(self)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self._plain_head or self.parser.should_upgrade():
+            return
         self._disarm()
         super().on_message_complete()
 
@@ -103,6 +135,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif not self.transport.is_closing():
             self.transport.close()
+
+    def _without_upgrade(self) -> bytes:
+        """The head as if no other protocol had been offered: servers may ignore offers, and some clients make one with every POST."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            return b""
+        kept = [(name, value) for name, value in self.headers if name not in _OFFER]
+        lines = [b"%s %s HTTP/%s" % (method, self.url, self.parser.get_http_version().encode())]
+        lines += [name + b": " + value for name, value in kept]
+        return b"\r\n".join([*lines, b"", b""])
 
     def _expect_head(self) -> None:
         self._in_head = True
