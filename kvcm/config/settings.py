@@ -3,8 +3,8 @@
 A new key is one more field here, where it belongs.
 
 Danger: a setting that is accepted and then ignored misleads its administrator. A key that this version does not act on carries a `pending`
-sentence in its field and yields one warning when it is given with a value that asks for something (design D10). A token that would guard
-the admin API is refused instead: starting unguarded must never look like being guarded.
+sentence in its field and yields one warning when it is given with a value that asks for something (design D10). What guards the listeners is
+checked in `settings_security`: starting unguarded must never look like being guarded.
 """
 
 from __future__ import annotations
@@ -49,6 +49,19 @@ class Settings:
     service_advertised_host: str = field(default="", metadata=_key("kvcm.service.advertised_host"))
     service_custom_info: str = field(default="", metadata=_key("kvcm.service.custom_info"))
     service_admin_auth_token: str = field(default="", metadata=_key("kvcm.service.admin_auth_token"), repr=False)
+    # Our own, docs/security.md: what guards the listeners. Files are read again when they change. Booleans are such that anything unclear is the safe way.
+    service_admin_auth_token_file: str = field(default="", metadata=_key("kvcm.service.admin_auth_token_file"))
+    service_admin_auth_http_only: bool = field(default=False, metadata=_key("kvcm.service.admin_auth_http_only"))
+    service_meta_auth_token_file: str = field(default="", metadata=_key("kvcm.service.meta_auth_token_file"))
+    service_auth: str = field(default="", metadata=_key("kvcm.service.auth"))
+    service_bind_host: str = field(default="", metadata=_key("kvcm.service.bind_host"))
+    service_probe_port: int = field(default=0, metadata=_key("kvcm.service.probe_port"))
+    service_credentials_reload_ms: int = field(default=5_000, metadata=_key("kvcm.service.credentials_reload_ms"))
+    tls_cert_file: str = field(default="", metadata=_key("kvcm.tls.cert_file"))
+    tls_key_file: str = field(default="", metadata=_key("kvcm.tls.key_file"))
+    tls_client_ca_file: str = field(default="", metadata=_key("kvcm.tls.client_ca_file"))
+    tls_client_auth: str = field(default="", metadata=_key("kvcm.tls.client_auth"))
+    tls_admin_only: bool = field(default=False, metadata=_key("kvcm.tls.admin_only"))
     kv_meta_rpc_port: int = field(
         default=0, metadata=_key("kvcm.kv_meta.rpc_port", "the string-keyed metadata service is not part of this version and stays off", 0)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvcm.config.settings_security import check_security
 from kvcm.config.settings_source import parse_buckets
 from kvcm.event.publishers import parse_publishers
 
@@ -28,6 +29,7 @@ def check_settings(settings: Settings, warnings: list[str]) -> list[str]:
         *_positive(settings),
         *_texts(settings),
         *_observing(settings, warnings),
+        *check_security(settings),
     ]
 
 
@@ -115,8 +117,6 @@ def _texts(settings: Settings) -> list[str]:
     problems = []
     if not 0 <= settings.logger_log_level <= 5:
         problems.append("'kvcm.logger.log_level' must be from 0 to 5.")
-    if settings.service_admin_auth_token:
-        problems.append("'kvcm.service.admin_auth_token' is not supported yet; start without it and guard the admin ports by the network.")
     try:
         parse_buckets(settings.metrics_revisit_interval_buckets)
     except ValueError as error:

@@ -12,6 +12,7 @@ from typing import Any
 from kvcm.config.errors import SettingsError
 from kvcm.config.settings import Settings, setting_keys
 from kvcm.config.settings_checks import check_settings
+from kvcm.config.settings_security import visible_secrets
 from kvcm.config.settings_source import parse_bool, parse_int, read_environ, read_file, read_pairs
 
 _LOG_LEVELS = {"FATAL": 1, "ERROR": 2, "WARN": 3, "INFO": 4, "DEBUG": 5}
@@ -37,6 +38,7 @@ def load_settings(config_text: str | None, env_pairs: Sequence[str], environ: Ma
     argument_pairs = read_pairs(env_pairs)
     for source, pairs in (("the configuration file", file_pairs), ("--env", argument_pairs)):
         warnings += [f"Unknown key {key!r} in {source} is ignored." for key in pairs if key not in known]
+    warnings += visible_secrets(argument_pairs)
     given = dict(defaults or {}) | file_pairs | argument_pairs | read_environ(known, environ)
 
     values: dict[str, Any] = {}

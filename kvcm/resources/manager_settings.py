@@ -22,6 +22,19 @@ REGISTRY_MOUNT = "/var/lib/kvcm/registry"
 
 _PREFIX = "kvcm."
 _OPERATOR = "the operator sets it for each pod"
+_SECURITY_KEYS = (
+    "kvcm.service.admin_auth_token_file",
+    "kvcm.service.admin_auth_http_only",
+    "kvcm.service.meta_auth_token_file",
+    "kvcm.service.auth",
+    "kvcm.service.bind_host",
+    "kvcm.service.probe_port",
+    "kvcm.tls.cert_file",
+    "kvcm.tls.key_file",
+    "kvcm.tls.client_ca_file",
+    "kvcm.tls.client_auth",
+    "kvcm.tls.admin_only",
+)
 _DECIDED = {
     "kvcm.registry_storage.uri": "set spec.registry",
     "kvcm.coordination.uri": "set spec.coordination",
@@ -34,6 +47,7 @@ _DECIDED = {
     "kvcm.leader_elector.node_id": _OPERATOR,
     "kvcm.startup_config": "apply Storage and InstanceGroup resources instead",
     "kvcm.service.admin_auth_token": "a resource is readable by many and no place for a secret",
+    **dict.fromkeys(_SECURITY_KEYS, "tokens and TLS of managers on Kubernetes are not part of this version"),
 }
 
 

@@ -1,6 +1,6 @@
 """A manager inside another Python process, on a thread with a loop of its own: for tools that need one for the length of a `with` block.
 
-It serves on free ports of all interfaces, as any manager does. Logging and the garbage collector stay as the host process has them.
+It serves on free ports of the loopback interface only. Logging and the garbage collector stay as the host process has them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ STOP_S = 40.0
 
 
 def settings_from(pairs: Mapping[str, str] | None) -> Settings:
-    """Settings from dotted keys; everything else has its default, and port 0 means any free one. Raises SettingsError."""
-    return load_settings(None, [f"{key}={value}" for key, value in (pairs or {}).items()], {}).settings
+    """Settings from dotted keys. Everything else has its default, except that only this machine may connect; port 0 means any free one.
+
+    Raises SettingsError.
+    """
+    given = {"kvcm.service.bind_host": _LOCAL} | dict(pairs or {})
+    return load_settings(None, [f"{key}={value}" for key, value in given.items()], {}).settings
 
 
 class EmbeddedManager:

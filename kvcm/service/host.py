@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
 import socket
 import string
@@ -13,10 +14,15 @@ _NODE_SUFFIX_CHARS = 16
 _ALPHABET = string.ascii_lowercase + string.digits
 
 
-def advertised_host(configured: str) -> str:
-    """What the settings say; else the local address of the default route; else the first address of the host name; else the loopback."""
+def advertised_host(configured: str, bind_host: str = "") -> str:
+    """What the settings say; else the address that the listeners bind, if it is one.
+
+    Else the local address of the default route; else the first address of the host name; else the loopback.
+    """
     if configured:
         return configured
+    if bind_host and not ipaddress.ip_address(bind_host).is_unspecified:
+        return bind_host
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.connect(_SOMEWHERE)

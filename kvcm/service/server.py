@@ -51,6 +51,7 @@ from kvcm.service.live_cluster import LiveCluster
 from kvcm.service.logging_setup import set_log_level
 from kvcm.service.meta_service import build_meta_service
 from kvcm.service.rpc import Dispatcher
+from kvcm.service.security import Security, open_security
 from kvcm.service.state_metrics import ManagerSource, NodeSource, RegistrySource
 from kvcm.service.storage_keeper import StorageKeeper
 
@@ -74,6 +75,7 @@ class ManagerServer:
         self._stack = AsyncExitStack()
         self._cluster: LiveCluster | None = None
         self._manager: CacheManager | None = None
+        self._security: Security | None = None
 
     @property
     def endpoint(self) -> Endpoint:
@@ -103,6 +105,11 @@ class ManagerServer:
         while not self.snapshot().is_health:  # noqa: ASYNC110  # health depends on time and on other nodes, no single event tells
             await asyncio.sleep(_READY_POLL_S)
 
+    async def reload_credentials(self) -> None:
+        """Look at the files of certificates and tokens now, instead of within `kvcm.service.credentials_reload_ms`."""
+        if self._security is not None and self._security.files is not None:
+            await self._security.files.check()
+
     async def stop(self) -> None:
         """Drain and close everything, in bounded time. Idempotent."""
         await self._stack.aclose()
@@ -115,6 +122,10 @@ class ManagerServer:
     async def _start(self) -> Endpoint:
         settings, clock, ids, stack = self._settings, self._clock, self._ids, self._stack
         startup = read_startup(settings.startup_config)
+
+        # What guards the ports, before anything is opened that would have to be guarded.
+        security, _ = await open_security(settings, clock, stack, None)
+        self._security = security
 
         # What blocks, and what outlives every term.
         pool = BlockingPool(threads=_IO_THREADS, clock=clock)
@@ -144,10 +155,10 @@ class ManagerServer:
         lifecycle = Lifecycle(term, registry, manager, background, in_flight, startup, self._own_process)
 
         # Leadership.
-        listeners = Listeners(settings)
+        listeners = Listeners(settings, security)
         stack.push_async_callback(listeners.stop, 0)
         _, admin_http = listeners.bind_http()
-        host = advertised_host(settings.service_advertised_host)
+        host = advertised_host(settings.service_advertised_host, settings.service_bind_host)
         own = Endpoint(node_id(settings.leader_elector_node_id, host, admin_http), host, custom_info=settings.service_custom_info)
         elector = ElectorSettings(own.node_id, settings.leader_elector_lease_ms, settings.leader_elector_loop_interval_ms)
         runner = LeaderRunner(coordinator, clock, elector, lifecycle.promote, lifecycle.demote)
@@ -159,7 +170,7 @@ class ManagerServer:
         metrics = Metrics(RequestMetrics(lambda name: registry.get_instance(name) is not None), settings.metrics_prometheus_prefix)
         stack.callback(metrics.close)
         monitor = LoopMonitor()
-        for source in (monitor, ManagerSource(manager), RegistrySource(registry, manager, storages), NodeSource(cluster, in_flight)):
+        for source in (monitor, ManagerSource(manager), RegistrySource(registry, manager, storages), NodeSource(cluster, in_flight), security):
             metrics.add(source)
         registry.on_change(partial(_on_registry_change, metrics, runner, registry))
         dispatcher = Dispatcher(clock, gate, metrics.requests)
@@ -175,7 +186,9 @@ class ManagerServer:
         stack.push_async_callback(listeners.stop, DRAIN_S)
         stack.push_async_callback(runner.stop)
         stack.callback(listeners.close_health)
-        cluster.publish(await listeners.start(meta, admin, debug, extra, dispatcher, in_flight, gate.may_serve, own, DRAIN_S))
+        cluster.publish(
+            await listeners.start(meta, admin, debug, extra, dispatcher, in_flight, gate.may_serve, lambda: cluster.snapshot().is_health, own, DRAIN_S)
+        )
         self._cluster = cluster
         await runner.start()
         cluster.start()

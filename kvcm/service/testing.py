@@ -40,7 +40,7 @@ class ManagerProcess:
     """
 
     def __init__(self, settings: Mapping[str, str] | None = None, *, python: str = sys.executable, ready_s: float = READY_S) -> None:
-        self._settings = dict.fromkeys(_FREE_PORTS, "0") | dict(settings or {})
+        self._settings = dict.fromkeys(_FREE_PORTS, "0") | {"kvcm.service.bind_host": _LOCAL} | dict(settings or {})
         self._python = python
         self._ready_s = ready_s
         self._folder = tempfile.TemporaryDirectory(prefix="kvcm-process-")

@@ -10,23 +10,27 @@ which is why the manager runs mutations in tasks of their own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from kvcm.service.auth.grpc_guard import guarded
+from kvcm.service.auth.guard import Guard
 from kvcm.service.errors import PortInUse
 from kvcm.service.in_flight import InFlight
 from kvcm.service.open_files import share
 from kvcm.service.rpc import Dispatcher, Rpc, Service
+from kvcm.service.tls.keeper import TlsKeeper
 
 MAX_REQUEST_BYTES = 4 << 20
 MAX_REPLY_BYTES = 64 << 20
 MAX_CONCURRENT_RPCS = 4096
 MAX_CONNECTIONS = 16_384
 _SHARE_OF_FILES = 4
-_BIND_HOST = "0.0.0.0"
+_ALL_INTERFACES = "0.0.0.0"
 _log = logging.getLogger("kvcm.service.grpc")
 
 _OPTIONS: tuple[tuple[str, Any], ...] = (
@@ -49,11 +53,32 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
 
 
 class GrpcListener:
-    """One port. `extra` handlers (health) come after the services. Start it on the loop that serves."""
+    """One port. `extra` handlers (health) come after the services and are never guarded. Start it on the loop that serves.
 
-    def __init__(self, services: Sequence[Service], dispatcher: Dispatcher, in_flight: InFlight, extra: Sequence[Any] = ()) -> None:
-        handlers = {f"/{service.full_name}/{rpc.name}": _method(rpc, dispatcher, in_flight) for service in services for rpc in service.rpcs.values()}
+    `host`: the IP address to bind. `tls`: plain text without it. `guards`: by the full name of a service, for those that not everybody may call.
+    """
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        dispatcher: Dispatcher,
+        in_flight: InFlight,
+        extra: Sequence[Any] = (),
+        *,
+        host: str = _ALL_INTERFACES,
+        tls: TlsKeeper | None = None,
+        guards: Mapping[str, Guard] = MappingProxyType({}),
+    ) -> None:
+        handlers = {}
+        for service in services:
+            guard = guards.get(service.full_name)
+            for rpc in service.rpcs.values():
+                method = _method(rpc, dispatcher, in_flight)
+                handlers[f"/{service.full_name}/{rpc.name}"] = method if guard is None else guarded(method, guard, rpc.name)
         self._handlers = (_Table(handlers), *extra)
+        self._host = f"[{host}]" if ":" in host else host
+        self._tls = tls
+        self._credentials: Any = None
         self._server: Any = None
         self.port = 0
 
@@ -62,7 +87,11 @@ class GrpcListener:
         options = (*_OPTIONS, ("grpc.max_allowed_incoming_connections", share(_SHARE_OF_FILES, MAX_CONNECTIONS)))
         server = grpc.aio.server(handlers=self._handlers, options=options, maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS)
         try:
-            self.port = server.add_insecure_port(f"{_BIND_HOST}:{port}")
+            if self._tls is None:
+                self.port = server.add_insecure_port(f"{self._host}:{port}")
+            else:
+                self._credentials = self._tls.grpc_credentials()
+                self.port = server.add_secure_port(f"{self._host}:{port}", self._credentials)
         except RuntimeError:
             self.port = 0
         if not self.port:

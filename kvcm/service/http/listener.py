@@ -7,24 +7,30 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
 
 from kvcm.service.errors import PortInUse
 from kvcm.service.http.connections import Connections, QuietLog, connection_limit
 from kvcm.service.http.protocol import protocol_factory
+from kvcm.service.tls.keeper import TlsKeeper
 
 KEEP_ALIVE_S = 75
 _BACKLOG = 1024
-_BIND_HOST = "0.0.0.0"
+_ALL_INTERFACES = "0.0.0.0"
 _log = logging.getLogger("kvcm.service.http")
 
 
 class HttpListener:
-    """`bind` early, so that the real port is known before anything is built on it; then `start` and `stop`."""
+    """`bind` early, so that the real port is known before anything is built on it; then `start` and `stop`.
 
-    def __init__(self) -> None:
+    `host`: the IP address to bind, all interfaces by default; `::` takes IPv4 too. `tls`: asked for a context per connection; plain text without it.
+    """
+
+    def __init__(self, host: str = _ALL_INTERFACES, tls: TlsKeeper | None = None) -> None:
+        self._host = host
+        self._tls = tls
         self._socket: socket.socket | None = None
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
@@ -32,12 +38,18 @@ class HttpListener:
 
     def bind(self, port: int, key: str) -> int:
         """Take `port` (0: any free one) and return the real one. Raises PortInUse; `key` is the setting to name in its message."""
-        # Only a socket that says TCP gets TCP_NODELAY from asyncio; without it a reply in two writes waits 40 ms for an acknowledgement.
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        try:
+            # Only a socket that says TCP gets TCP_NODELAY from asyncio; without it a reply in two writes waits 40 ms for an acknowledgement.
+            sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        except OSError:
+            raise PortInUse(f"Port {port} ({key}) cannot be opened for HTTP: this machine has no IPv6.") from None
         try:
             # Only past connections in TIME_WAIT may be ignored with this; a second listener still fails.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((_BIND_HOST, port))
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            sock.bind((self._host, port))
             # Listening now makes a second manager fail here and not later.
             sock.listen(_BACKLOG)
         except OSError as error:
@@ -54,11 +66,12 @@ class HttpListener:
             self._socket.close()
             self._socket = None
 
-    async def start(self, app: FastAPI, grace_s: float) -> None:
-        """Serve `app` on the bound socket; returns when connections are accepted. At a stop, requests have `grace_s` seconds to end."""
+    async def start(self, app: Any, grace_s: float) -> None:
+        """Serve `app` (ASGI) on the bound socket; returns when connections are accepted. At a stop, requests have `grace_s` seconds to end."""
         if self._socket is None:
             raise ValueError("bind first")
         loop = asyncio.get_running_loop()
+        tls = self._tls
         config = uvicorn.Config(
             app,
             http=protocol_factory(Connections(connection_limit()), QuietLog(loop.time)),  # type: ignore[arg-type]  # any callable will do
@@ -70,6 +83,7 @@ class HttpListener:
             backlog=_BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, int(grace_s)),
+            ssl_context_factory=None if tls is None else lambda *_: tls.http_context(),
         )
         self._server = _Server(config)
         self._task = loop.create_task(self._server.serve(sockets=[self._socket]))

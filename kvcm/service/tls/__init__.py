@@ -1,0 +1,1 @@
+"""TLS of the listeners: certificates from files, taken over while running."""
