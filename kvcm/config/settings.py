@@ -1,6 +1,6 @@
 """The settings of one manager process: the table of keys (wire contract 1.4; behaviour 25). `settings_load` fills it.
 
-A new key is one more field here, where it belongs.
+A new key is one more field here, where it belongs, and a sentence in `settings_help`; then `python -m kvcm.config.settings_docs`.
 
 Danger: a setting that is accepted and then ignored misleads its administrator. A key that this version does not act on carries a `pending`
 sentence in its field and yields one warning when it is given with a value that asks for something (design D10). What guards the listeners is
@@ -67,7 +67,9 @@ class Settings:
     )
     logger_log_level: int = field(default=0, metadata=_key("kvcm.logger.log_level"))
     startup_config: str = field(default="", metadata=_key("kvcm.startup_config"))
-    schedule_plan_executor_thread_count: int = field(default=2, metadata=_key("kvcm.schedule_plan_executor_thread_count"))
+    schedule_plan_executor_thread_count: int = field(
+        default=2, metadata=_key("kvcm.schedule_plan_executor_thread_count", "deletions run in a pool of 8 threads, the value is ignored", 8)
+    )
     schedule_plan_migration_worker_budget: int = field(
         default=1,
         metadata=_key("kvcm.schedule_plan_migration_worker_budget", "tiered storage is not part of this version, the value is ignored"),
