@@ -17,9 +17,12 @@ from typing import Any
 
 from kvcm.common.errors import InstanceNotExist, KvcmError
 from kvcm.config.model import QueryType
+from kvcm.data_storage.model import StorageType
 from kvcm.data_storage.sentinel import SENTINEL_NAME
+from kvcm.manager.by_backend import BackendQuery, BackendSelector
 from kvcm.manager.errors import SessionUnknown
 from kvcm.manager.ports import WireCodec
+from kvcm.manager.shard import InstanceShard
 from kvcm.manager.testing import ManagerWorld, Metadata, StorageKind, Write, holds_bytes, path_of, write_bytes
 from kvcm.manager.testing_checker import Checker, demand
 from kvcm.manager.trimmer import TrimRange
@@ -29,6 +32,7 @@ from kvcm.meta.testing import Fault, Scheduler
 INSTANCES = ("i", "j")
 KEYS = (1, 2, 3, 4, -5)
 STEP_LIMIT = 20_000
+_KINDS = (StorageType.NFS, StorageType.DUMMY, StorageType.HF3FS)
 
 
 def numbers(seed: int, length: int) -> list[int]:
@@ -240,13 +244,33 @@ class Story:
             run = [index for index, hit in enumerate(hits) if hit]
             demand("I-MS-3", not run or (len(run) == window and run[-1] - run[0] == window - 1), f"window {window} gave {hits}")
         for key, places, hit in zip(keys, found, hits, strict=False):
-            serving = {uri for loc in shard.index.get(key) if loc.status is Status.SERVING for uri in self.world.uris_of(loc)}
             if hit:
-                demand("I-CM-8", serving.issuperset(places.values()), f"{places} was returned for key {key}, which serves {serving}")
-                demand("I-CM-2", all(f"/{instance}/" in uri for uri in places.values()), f"{instance} was shown {places}")
+                self._check_shown(shard, key, places)
         if kind is QueryType.PREFIX_MATCH and not self.world.probing and len(found) < len(keys):
             stop = shard.index.get(keys[len(found)])
             demand("I-MS-1", all(loc.status is not Status.SERVING for loc in stop), "the prefix ended before a readable block")
+
+    async def op_read_by_backend(self) -> None:
+        instance = INSTANCES[self.pick(len(INSTANCES))]
+        kinds = [*(storage.type for storage in self.world.storages.list()), _KINDS[self.pick(len(_KINDS))]]
+        self.spawn(self._refusable(self._read_by_backend(instance, self.subset(KEYS, 4), kinds)))
+
+    async def _read_by_backend(self, instance: str, keys: list[int], kinds: list[StorageType]) -> None:
+        shard = self.world.manager.shard(instance)
+        query = BackendQuery(keys, [BackendSelector(kind) for kind in kinds])
+        found = await self.world.manager.locate_by_backend(shard, query, self.world.clock.wall_us())
+        demand("I-CM-9", len(found) == len(keys), f"{len(found)} entries for {len(keys)} keys")
+        for key, entry in zip(keys, found, strict=True):
+            shown = [self.world.codec.decode(wire) for wire in entry]
+            demand("I-CM-9", len(shown) <= len(kinds), f"{len(shown)} locations for {len(kinds)} selectors")
+            for kind, specs in shown:
+                demand("I-CM-9", kind in kinds, f"a location of kind {kind}, which was not asked for")
+                self._check_shown(shard, key, dict(specs))
+
+    def _check_shown(self, shard: InstanceShard, key: int, places: dict[str, str]) -> None:
+        serving = {uri for loc in shard.index.get(key) if loc.status is Status.SERVING for uri in self.world.uris_of(loc)}
+        demand("I-CM-8", serving.issuperset(places.values()), f"{places} was returned for key {key}, which serves {serving}")
+        demand("I-CM-2", all(f"/{shard.instance_id}/" in uri for uri in places.values()), f"{shard.instance_id} was shown {places}")
 
     async def op_remove(self) -> None:
         instance, keys = INSTANCES[self.pick(len(INSTANCES))], self.subset(KEYS, 3)

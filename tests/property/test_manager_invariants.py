@@ -173,7 +173,7 @@ def test_I_CM_7_a_session_is_finished_at_most_once(choices: list[int]) -> None:
 @given(CHOICES, st.sampled_from(["file", "dummy", "hf3fs"]))
 @settings(deadline=None, max_examples=40)
 def test_I_CM_8_reads_return_serving_locations_only(choices: list[int], kind: str) -> None:
-    run_story(CODEC, choices, (*CLIENTS, "read", "read", "remove", "trim", "lose", "fault"), kind=kind)  # type: ignore[arg-type]
+    run_story(CODEC, choices, (*CLIENTS, "read", "read", "read_by_backend", "remove", "trim", "lose", "fault"), kind=kind)  # type: ignore[arg-type]
 
 
 @given(CHOICES)
