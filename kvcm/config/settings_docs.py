@@ -48,13 +48,16 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """Every key in the order of the table. Raises KeyError for one without a sentence in MEANINGS."""
+    """Every key in the order of the table. Raises ValueError for one without a sentence in MEANINGS."""
     found = []
     for item in fields(Settings):
         key = item.metadata.get("key")
-        if key is not None:
-            value = str(item.default).lower() if isinstance(item.default, bool) else str(item.default)
-            found.append(Row(key, value, MEANINGS[key], item.metadata["pending"].removesuffix(", the value is ignored")))
+        if key is None:
+            continue
+        if key not in MEANINGS:
+            raise ValueError(f"{key} has no sentence in kvcm/config/settings_help.py")
+        value = str(item.default).lower() if isinstance(item.default, bool) else str(item.default)
+        found.append(Row(key, value, MEANINGS[key], item.metadata["pending"].removesuffix(", the value is ignored")))
     return found
 
 
@@ -90,7 +93,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kvcm.config.settings_docs", description="Write what is written about settings.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if something is out of date")
     check = parser.parse_args(argv).check
-    wanted = {PAGE: page(PAGE.read_text(encoding="utf-8")), CONFIG: config_file()}
+    try:
+        wanted = {PAGE: page(PAGE.read_text(encoding="utf-8")), CONFIG: config_file()}
+    except ValueError as problem:
+        sys.stderr.write(f"{problem}\n")
+        return 2
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if not check:
         for path in stale:
