@@ -10,8 +10,8 @@ import pytest
 
 from kvcm.client import ClientConfig, MetaClient
 from kvcm.client.errors import ClientError, ClientErrorCode
-from kvcm.service.testing import ManagerProcess
 from kvcm.service.testing_blocks import SIZE, Engine, wait_until
+from kvcm.service.testing_dropin import DropIn
 from kvcm.service.testing_wire import META, GrpcWire, HttpWire
 
 pytestmark = pytest.mark.integration
@@ -21,13 +21,13 @@ SPECS = ["tp0", "tp1"]
 
 
 @pytest.fixture(scope="module")
-def manager() -> Iterator[ManagerProcess]:
-    with ManagerProcess() as process:
+def manager() -> Iterator[DropIn]:
+    with DropIn() as process:
         yield process
 
 
 @pytest.fixture
-def engine(manager: ManagerProcess, tmp_path: Path, request: pytest.FixtureRequest) -> Engine:
+def engine(manager: DropIn, tmp_path: Path, request: pytest.FixtureRequest) -> Engine:
     engine = Engine(GrpcWire(manager.meta_address, META), HttpWire(manager.admin_http_url), tmp_path)
     engine.set_up("".join(char if char.isalnum() else "-" for char in request.node.name), "nfs", SPECS)
     return engine
@@ -161,7 +161,7 @@ def test_a_mask_leaves_keys_out_of_a_read(engine: Engine) -> None:
 # -- creating a client ---------------------------------------------------------------------------------------------------------------------------
 
 
-def config(manager: ManagerProcess, engine: Engine, **changes: Any) -> ClientConfig:
+def config(manager: DropIn, engine: Engine, **changes: Any) -> ClientConfig:
     deployment = {"model_name": "m", "dtype": "FP8", "tp_size": len(SPECS)} | changes.pop("model_deployment", {})
     whole = {
         "address": [manager.meta_address],
@@ -174,7 +174,7 @@ def config(manager: ManagerProcess, engine: Engine, **changes: Any) -> ClientCon
     return ClientConfig.parse(whole | changes)
 
 
-def test_a_client_for_a_registered_instance_gets_its_storages(manager: ManagerProcess, engine: Engine) -> None:
+def test_a_client_for_a_registered_instance_gets_its_storages(manager: DropIn, engine: Engine) -> None:
     with MetaClient.connect(config(manager, engine)) as client:
         assert engine.name in client.get_storage_config()
 
@@ -188,7 +188,7 @@ def test_a_client_for_a_registered_instance_gets_its_storages(manager: ManagerPr
     ],
     ids=["another model", "another block size", "an unknown group"],
 )
-def test_a_client_that_may_not_register_cannot_be_made(manager: ManagerProcess, engine: Engine, changes: dict[str, Any], code: ClientErrorCode) -> None:
+def test_a_client_that_may_not_register_cannot_be_made(manager: DropIn, engine: Engine, changes: dict[str, Any], code: ClientErrorCode) -> None:
     with pytest.raises(ClientError) as raised:
         MetaClient.connect(config(manager, engine, **changes))
     assert raised.value.client_code == code

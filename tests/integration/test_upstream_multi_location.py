@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvcm.service.testing import ManagerProcess
 from kvcm.service.testing_blocks import Engine, Places, StartedWrite
+from kvcm.service.testing_dropin import DropIn
 from kvcm.service.testing_wire import META, GrpcWire, HttpWire
 
 pytestmark = pytest.mark.integration
@@ -18,13 +18,13 @@ GROUPS = {"GroupA": ["tp0"], "GroupB": ["tp1"]}
 
 
 @pytest.fixture(scope="module")
-def manager() -> Iterator[ManagerProcess]:
-    with ManagerProcess() as process:
+def manager() -> Iterator[DropIn]:
+    with DropIn() as process:
         yield process
 
 
 @pytest.fixture(params=["http", "grpc"])
-def engine(manager: ManagerProcess, tmp_path: Path, request: pytest.FixtureRequest) -> Engine:
+def engine(manager: DropIn, tmp_path: Path, request: pytest.FixtureRequest) -> Engine:
     meta = HttpWire(manager.http_url) if request.param == "http" else GrpcWire(manager.meta_address, META)
     engine = Engine(meta, HttpWire(manager.admin_http_url), tmp_path)
     engine.set_up("".join(char if char.isalnum() else "-" for char in request.node.name), "dummy", ["tp0", "tp1"], GROUPS)
@@ -102,7 +102,7 @@ def test_groups_can_be_mixed_in_one_write(engine: Engine) -> None:
     assert write.mask == {"bool_masks": {"values": [False, True, False, False]}}
 
 
-def test_a_second_replica_is_asked_for_until_there_are_two(manager: ManagerProcess, tmp_path: Path) -> None:
+def test_a_second_replica_is_asked_for_until_there_are_two(manager: DropIn, tmp_path: Path) -> None:
     engine = Engine(HttpWire(manager.http_url), HttpWire(manager.admin_http_url), tmp_path)
     engine.set_up("replicas", "nfs")  # its paths are unique, so a second copy is another file
     first = engine.put([1, 2])

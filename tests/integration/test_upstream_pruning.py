@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvcm.service.testing import ManagerProcess
 from kvcm.service.testing_blocks import Engine, path_of
+from kvcm.service.testing_dropin import DropIn
 from kvcm.service.testing_wire import META, GrpcWire, HttpWire
 
 pytestmark = pytest.mark.integration
@@ -17,13 +17,13 @@ KEYS = [11, -1, 13, 14, 15, 16]
 
 
 @pytest.fixture(scope="module")
-def manager() -> Iterator[ManagerProcess]:
-    with ManagerProcess() as process:
+def manager() -> Iterator[DropIn]:
+    with DropIn() as process:
         yield process
 
 
 @pytest.fixture(params=["http", "grpc"])
-def engine(manager: ManagerProcess, tmp_path: Path, request: pytest.FixtureRequest) -> Engine:
+def engine(manager: DropIn, tmp_path: Path, request: pytest.FixtureRequest) -> Engine:
     """A dummy storage with one block per file, and an instance with one spec, of each test's own."""
     meta = HttpWire(manager.http_url) if request.param == "http" else GrpcWire(manager.meta_address, META)
     engine = Engine(meta, HttpWire(manager.admin_http_url), tmp_path)

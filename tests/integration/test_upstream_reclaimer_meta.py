@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvcm.service.testing import ManagerProcess
 from kvcm.service.testing_blocks import SIZE, Engine, path_of, wait_until
+from kvcm.service.testing_dropin import DropIn
 from kvcm.service.testing_wire import HttpWire, code
 
 pytestmark = pytest.mark.integration
@@ -23,12 +23,12 @@ QUOTA = {"capacity": 2 * ROOM * SIZE, "quota_config": [{"storage_type": 3, "capa
 
 
 @pytest.fixture(scope="module")
-def manager() -> Iterator[ManagerProcess]:
-    with ManagerProcess({"kvcm.cache_reclaimer.del_batch_size": "8"}) as process:
+def manager() -> Iterator[DropIn]:
+    with DropIn({"kvcm.cache_reclaimer.del_batch_size": "8"}) as process:
         yield process
 
 
-def open_house(manager: ManagerProcess, folder: Path) -> Engine:
+def open_house(manager: DropIn, folder: Path) -> Engine:
     """Storage, group and instance of the test that `folder` belongs to; the same again for every start of the process."""
     engine = Engine(HttpWire(manager.http_url), HttpWire(manager.admin_http_url), folder)
     indexer = {
@@ -41,7 +41,7 @@ def open_house(manager: ManagerProcess, folder: Path) -> Engine:
     return engine
 
 
-def measured(manager: ManagerProcess, engine: Engine) -> tuple[int, int]:
+def measured(manager: DropIn, engine: Engine) -> tuple[int, int]:
     """(keys of the instance, bytes of the group) as the metrics have them."""
     with urllib.request.urlopen(f"{manager.admin_http_url}/metrics", timeout=20) as answer:
         families = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
@@ -57,7 +57,7 @@ def is_full(engine: Engine) -> bool:
     return code(reply) == "REACH_MAX_ENTITY_CAPACITY"
 
 
-def test_sixteen_writes_fill_the_group_and_the_seventeenth_fails(manager: ManagerProcess, tmp_path: Path) -> None:
+def test_sixteen_writes_fill_the_group_and_the_seventeenth_fails(manager: DropIn, tmp_path: Path) -> None:
     engine = open_house(manager, tmp_path)
     for key in range(ROOM):
         engine.put([key])
@@ -69,7 +69,7 @@ def test_sixteen_writes_fill_the_group_and_the_seventeenth_fails(manager: Manage
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["stopped", "killed"])
-def test_after_a_restart_blocks_are_read_and_counted_as_before(manager: ManagerProcess, tmp_path: Path, crash: bool) -> None:
+def test_after_a_restart_blocks_are_read_and_counted_as_before(manager: DropIn, tmp_path: Path, crash: bool) -> None:
     engine = open_house(manager, tmp_path)
     writes = [engine.put([key]) for key in range(ROOM)]
     before = engine.prefix_locations(range(ROOM))
@@ -96,7 +96,7 @@ def test_after_a_restart_blocks_are_read_and_counted_as_before(manager: ManagerP
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["stopped", "killed"])
-def test_writes_that_were_open_are_lost_with_the_process_and_give_their_room_back(manager: ManagerProcess, tmp_path: Path, crash: bool) -> None:
+def test_writes_that_were_open_are_lost_with_the_process_and_give_their_room_back(manager: DropIn, tmp_path: Path, crash: bool) -> None:
     engine = open_house(manager, tmp_path)
     engine.put(range(8))
     open_ = [engine.start([key]) for key in range(8, ROOM)]
@@ -123,7 +123,7 @@ def test_writes_that_were_open_are_lost_with_the_process_and_give_their_room_bac
     assert is_full(engine)
 
 
-def test_open_writes_take_room_like_finished_ones_and_finishing_changes_nothing_about_it(manager: ManagerProcess, tmp_path: Path) -> None:
+def test_open_writes_take_room_like_finished_ones_and_finishing_changes_nothing_about_it(manager: DropIn, tmp_path: Path) -> None:
     engine = open_house(manager, tmp_path)
     writes = [engine.start([key]) for key in range(ROOM)]
     assert measured(manager, engine) == (ROOM, ROOM * SIZE)
@@ -136,7 +136,7 @@ def test_open_writes_take_room_like_finished_ones_and_finishing_changes_nothing_
     assert len(engine.prefix(range(ROOM))) == ROOM
 
 
-def test_a_metadata_file_belongs_to_its_instance(manager: ManagerProcess, tmp_path: Path) -> None:
+def test_a_metadata_file_belongs_to_its_instance(manager: DropIn, tmp_path: Path) -> None:
     engine = open_house(manager, tmp_path)
     engine.put([1, 2])
     engine.ok(engine.meta, "RegisterInstance", **engine.registration() | {"instance_id": "other"})
