@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvcm.common.clock import Clock
@@ -20,6 +22,15 @@ from kvcm.coordination.elector import Campaign, CancelPromote, Command, Demote, 
 from kvcm.coordination.port import Coordinator
 
 _log = logging.getLogger("kvcm.coordination")
+
+
+@dataclass(slots=True)
+class ElectionStats:
+    """Monotone counters; `failures` by operation: campaign, keep_alive, resign, promote, demote."""
+
+    promotions: int = 0
+    demotions: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
 
 
 class LeaderRunner:
@@ -51,6 +62,7 @@ class LeaderRunner:
         self._tasks: set[asyncio.Task[None]] = set()
         self._seen = Role.FOLLOWER
         self._failure = ""
+        self.stats = ElectionStats()
         self.last_loop_wall_ms = 0
         """Unix milliseconds of the last turn of the loop; 0 before the first."""
 
@@ -188,7 +200,7 @@ class LeaderRunner:
                 epoch = await self._coordinator.campaign(self._settings.node_id, self._settings.lease_ms)
         except Exception as error:
             failed = True
-            self._note("the coordinator cannot be asked for leadership", error)
+            self._note("campaign", "the coordinator cannot be asked for leadership", error)
         self._elector.campaigned(sent, self._clock.monotonic_us(), epoch, failed)
         self._pump()
 
@@ -200,7 +212,7 @@ class LeaderRunner:
                 accepted = await self._coordinator.keep_alive(self._settings.node_id, epoch, self._settings.lease_ms)
         except Exception as error:
             failed = True
-            self._note("the lease cannot be renewed", error)
+            self._note("keep_alive", "the lease cannot be renewed", error)
         self._elector.kept_alive(sent, self._clock.monotonic_us(), epoch, accepted, failed)
         self._pump()
 
@@ -209,7 +221,7 @@ class LeaderRunner:
             async with asyncio.timeout(self._call_s):
                 await self._coordinator.resign(self._settings.node_id, epoch)
         except Exception as error:
-            self._note("the lease cannot be given back and runs out by itself", error)
+            self._note("resign", "the lease cannot be given back and runs out by itself", error)
         self._elector.resigned(self._clock.monotonic_us())
         self._pump()
 
@@ -222,23 +234,26 @@ class LeaderRunner:
         error = None if task.cancelled() else task.exception()
         succeeded = not task.cancelled() and error is None
         if succeeded:
+            self.stats.promotions += 1
             self._failure = ""
         elif isinstance(error, Exception):
-            self._note("this node won leadership but cannot take over", error)
+            self._note("promote", "this node won leadership but cannot take over", error)
         self._elector.promoted(self._clock.monotonic_us(), succeeded)
         self._pump()
 
     async def _demote(self, epoch: int) -> None:
+        self.stats.demotions += 1
         try:
             async with asyncio.timeout(self._settings.drain_ms / 1000):
                 await self._on_demote(epoch)
         except Exception as error:
-            self._note("stepping down did not end cleanly", error)
+            self._note("demote", "stepping down did not end cleanly", error)
         self._elector.demoted()
         self._pump()
 
-    def _note(self, what: str, error: Exception) -> None:
+    def _note(self, operation: str, what: str, error: Exception) -> None:
         """Remember a failure and log it when it differs from the last. Messages of our own errors are made for users; others are only named."""
+        self.stats.failures[operation] += 1
         if isinstance(error, KvcmError):
             reason = error.message
         elif isinstance(error, TimeoutError):

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from kvcm.common.clock import Clock
 from kvcm.common.errors import CapacityReached, Conflict, DuplicateEntity, InvalidArgument, KvcmError, NotFound
@@ -40,6 +40,14 @@ class _Entry:
     problem: str = ""
 
 
+class AllocationObserver(Protocol):
+    """Must be cheap and must not raise. `kind`: the storage's type name; times are microseconds, `now_us` monotonic."""
+
+    def allocated(self, kind: str, name: str, count: int, size: int, elapsed_us: int, now_us: int) -> None: ...
+
+    def failed(self, kind: str, name: str) -> None: ...
+
+
 class DataStorageManager:
     """All methods run on the manager's loop. `factory` makes a backend that is not opened yet (see `factory.open_backend`)."""
 
@@ -51,6 +59,8 @@ class DataStorageManager:
         self._changing: set[str] = set()
         self._slots: dict[str, int] = {}
         self._names: list[str] = [""]
+        self.observer: AllocationObserver | None = None
+        """Told of every request for places."""
         self.availability_epoch = 0
         """Grows whenever the answer of `available` may have changed for any storage; readers cache decisions by it."""
         self.roots_verified_at_us = 0
@@ -204,7 +214,18 @@ class DataStorageManager:
         backend = self.backend(name)
         if backend is None or not self.available(name):
             raise AllocationFailed(f"No place can be allocated: storage '{name}' is not available.")
-        return await backend.allocate(items, self._ids)
+        if self.observer is None:
+            return await backend.allocate(items, self._ids)
+        began = self._clock.monotonic_us()
+        kind = backend.storage.type.type_name
+        try:
+            uris = await backend.allocate(items, self._ids)
+        except KvcmError:
+            self.observer.failed(kind, name)
+            raise
+        ended = self._clock.monotonic_us()
+        self.observer.allocated(kind, name, len(items), sum([item.size for item in items]), ended - began, ended)
+        return uris
 
     async def probe(self, uris: Sequence[str]) -> list[Truth]:
         """One answer per URI, in order; UNKNOWN where the storage is unknown, quarantined or does not answer. Never raises."""

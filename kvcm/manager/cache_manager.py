@@ -71,6 +71,7 @@ class CacheManager:
         self.plain_prefix = self._searcher.plain_prefix
         """The common prefix read without a suspension; None when `locate` has to look closer. Bound here, so that the hot path saves a call."""
         self._writer = Writer(storages, codec, clock, ids, leadership, self.deleter, prober, self._pruner, self.sessions)
+        self.write_times = self._writer.times
         self._instances = Instances(registry, storages, codec, open_metadata, list_metadata, self.deleter, self._writer)
 
     # -- instances -----------------------------------------------------------------------------------------------------------------------------

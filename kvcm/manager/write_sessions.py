@@ -44,8 +44,20 @@ def lifetime_us(requested_s: int, block_count: int) -> int:
     return max(0, min(requested_s, MAX_LIFETIME_S)) * 1_000_000
 
 
+@dataclass(slots=True)
+class SessionStats:
+    """Monotone counters. `idle`: ran out with nothing to write; `expired`: with blocks; `aborted`: instance removed or leadership lost."""
+
+    opened: int = 0
+    finished: int = 0
+    expired: int = 0
+    idle: int = 0
+    aborted: int = 0
+
+
 class WriteSessions:
     def __init__(self, max_sessions: int = DEFAULT_MAX_SESSIONS) -> None:
+        self.stats = SessionStats()
         self._sessions: dict[str, WriteSession] = {}
         self._by_deadline: list[tuple[int, str]] = []
         self._held: dict[str, set[tuple[int, bytes]]] = {}  # instance -> (key, header of the WRITING location): ids are only unique inside a block
@@ -105,6 +117,11 @@ class WriteSessions:
             _, session_id = heapq.heappop(self._by_deadline)
             session = self._sessions.get(session_id)
             if session is not None and not session.claimed and session.deadline_us <= now_us:
+                if not session.expired:  # one that is given back, because the store failed, comes again
+                    if session.keys:
+                        self.stats.expired += 1
+                    else:
+                        self.stats.idle += 1
                 session.claimed = session.expired = True
                 due.append(session)
         return due
@@ -112,6 +129,7 @@ class WriteSessions:
     def claim_all(self, instance_id: str | None = None) -> list[WriteSession]:
         """Claim all open sessions, or those of one instance (clean-up, removal)."""
         claimed = [s for s in self._sessions.values() if not s.claimed and instance_id in (None, s.instance_id)]
+        self.stats.aborted += sum(not session.expired for session in claimed)
         for session in claimed:
             session.claimed = session.expired = True
         return claimed
@@ -119,6 +137,7 @@ class WriteSessions:
     def forget(self, instance_id: str | None = None) -> None:
         """Drop every session (of one instance), whatever its state: there is nobody left to end it. Who has a claim finds nothing left to settle."""
         for session in [s for s in self._sessions.values() if instance_id in (None, s.instance_id)]:
+            self.stats.aborted += not (session.expired or session.claimed)
             session.expired = True
             self.end(session)
 

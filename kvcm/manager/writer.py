@@ -62,6 +62,17 @@ class WriteStarted:
     locations: list[bytes]
 
 
+@dataclass(slots=True)
+class WriteTimes:
+    """Microseconds that the parts of the last write took; 0 before the first. `allocate` to `add` only when there was something new."""
+
+    filter_us: int = 0
+    allocate_us: int = 0
+    generate_us: int = 0
+    add_us: int = 0
+    update_us: int = 0
+
+
 class Writer:
     def __init__(
         self,
@@ -86,6 +97,7 @@ class Writer:
         self._presence = Presence(storages, codec)
         self.sessions = sessions
         self.strays = Strays(storages)
+        self.times = WriteTimes()
 
     # -- start ---------------------------------------------------------------------------------------------------------------------------------
 
@@ -101,10 +113,12 @@ class Writer:
     async def _start(self, shard: InstanceShard, group: InstanceGroup, usage: UsageCounter, request: StartWrite) -> WriteStarted:
         self.sessions.check_room()
         wanted = self._wanted_specs(shard, request)
+        began = self._clock.monotonic_us()
         lost = [probed for probed in await self._prober.probe(shard, request.keys) if probed.lost]
         if lost:
             await self._pruner.prune(shard, lost, delete_delay_us(group))
         fresh = self._presence.missing(shard, request.keys, wanted, request.min_replicas)
+        self.times.filter_us = self._clock.monotonic_us() - began
         inserted: dict[int, Location] = {}
         if fresh:
             if request.group_names:
@@ -130,6 +144,7 @@ class Writer:
             deadline_us=self._clock.monotonic_us() + lifetime_us(request.timeout_s, len(keys)),
         )
         self.sessions.put(session)
+        self.sessions.stats.opened += 1
         return WriteStarted(session.session_id, mask, [wire for _, wire in locations])
 
     @staticmethod
@@ -161,8 +176,13 @@ class Writer:
             raise KeyLimitReached(
                 f"instance '{shard.instance_id}' holds {shard.index.key_count} of {shard.index.max_key_count} blocks; remove blocks or raise the limit"
             )
+        clock, times = self._clock, self.times
+        began = clock.monotonic_us()
         places = await self._allocate(shard, storage, keys, [wanted[position] for position in fresh])
+        allocated = clock.monotonic_us()
         planned = self._build(shard, storage, request, fresh, places)
+        generated = clock.monotonic_us()
+        times.allocate_us, times.generate_us = allocated - began, generated - allocated
         taken: dict[int, Location] = {}
 
         def plan(at: int, key: int, block: Block) -> Block | None:
@@ -177,6 +197,7 @@ class Writer:
         except KvcmError:
             await self.strays.give_back(storage.name, [uri for uris in places for uri in uris])
             raise
+        times.add_us = clock.monotonic_us() - generated
         if all(outcome.changed for outcome in outcomes):
             return dict(zip(fresh, planned, strict=True))
         failure = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
@@ -289,12 +310,15 @@ class Writer:
         if checksums and len(checksums) != len(session.keys):
             raise InvalidArgument(f"checksums has {len(checksums)} entries for the {len(session.keys)} blocks of this session; the session stays open")
         self.sessions.claim(session_id)
+        began = self._clock.monotonic_us()
         try:
             await self._settle(shard, session, succeeded, checksums, 0)
         except KvcmError:
             # The client may repeat the call: not less time than it had, and some in any case.
             self.sessions.reopen(session, max(session.deadline_us, self._clock.monotonic_us() + _RETRY_FINISH_US))
             raise
+        self.times.update_us = self._clock.monotonic_us() - began
+        self.sessions.stats.finished += 1
         if session.lost:
             raise WriteLost(f"{session.lost} of {len(session.keys)} blocks were removed before the write was finished; the others are served")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kvcm.metrics.catalogue import Spec
 from kvcm.metrics.families import Family, Labels
 
 MAX_LABEL_SETS = 10_000
@@ -12,12 +13,12 @@ MAX_LABEL_SETS = 10_000
 class CounterTable:
     """Counters never decrease (I-ME-1). Beyond MAX_LABEL_SETS new label sets share the one whose values are all `other` (I-ME-3)."""
 
-    def __init__(self, name: str, text: str, label_names: Labels) -> None:
-        self.name = name
-        self.label_names = label_names
-        self._text = text
+    def __init__(self, spec: Spec) -> None:
+        """`spec` must be a counter with labels."""
+        self.label_names = spec.labels
+        self._spec = spec
         self._values: dict[Labels, int] = {}
-        self._other: Labels = ("other",) * len(label_names)
+        self._other: Labels = ("other",) * len(spec.labels)
 
     def add(self, labels: Labels, amount: int = 1) -> None:
         values = self._values
@@ -37,4 +38,4 @@ class CounterTable:
             del self._values[labels]
 
     def families(self) -> Iterable[Family]:
-        return (Family(self.name, "counter", self._text, self.label_names, list(self._values.items())),)
+        return (self._spec.of(list(self._values.items())),)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 MAX_SERIES_PER_FAMILY = 20_000
 """Series beyond this are left out of a page and counted in `metrics.dropped_series` (I-ME-3): a scrape stays a few megabytes."""
@@ -39,6 +39,15 @@ class Histogram:
 
 
 AnyFamily = Family | Histogram
+
+
+@runtime_checkable
+class Purgeable(Protocol):
+    """A source whose series do not come from what exists now, so that they have to be taken away."""
+
+    def purge(self, label: str, value: str) -> None:
+        """Forget the series with this label value: its entity is gone. Unknown labels are no error."""
+        ...
 
 
 class Source(Protocol):

@@ -13,7 +13,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from kvcm.metrics.families import AnyFamily, Family, Histogram
+from kvcm.metrics import catalogue
+from kvcm.metrics.families import AnyFamily
 
 INTERVAL_S: Final = 0.02
 WINDOW_S: Final = 60.0
@@ -78,17 +79,14 @@ class LoopMonitor:
     def families(self) -> Iterable[AnyFamily]:
         now = self._now()
         lag = self.lag
-        yield Family("loop.lag_seconds", "gauge", "How late the last timer was.", (), [((), lag.last)])
-        yield Family("loop.lag_max_seconds", "gauge", "Longest lag of the last one to two minutes.", (), [((), lag.recent_max(now))])
-        yield Family("loop.lag_ever_max_seconds", "gauge", "Longest lag since the start.", (), [((), lag.max)])
-        yield Histogram("loop.lag_distribution_seconds", "How late timers were.", BOUNDS_S, (), [((), list(lag.counts), lag.total)])
+        yield catalogue.LOOP_LAG.only(lag.last)
+        yield catalogue.LOOP_LAG_MAX.only(lag.recent_max(now))
+        yield catalogue.LOOP_LAG_EVER.only(lag.max)
+        yield catalogue.LOOP_LAGS.of(BOUNDS_S, [((), list(lag.counts), lag.total)])
         generations = [((str(number),), pauses) for number, pauses in enumerate(self.gc_pauses)]
-        recent = [(labels, pauses.recent_max(now)) for labels, pauses in generations]
-        ever = [(labels, pauses.max) for labels, pauses in generations]
-        yield Family("gc.pause_max_seconds", "gauge", "Longest collection of the last one to two minutes.", ("generation",), recent)
-        yield Family("gc.pause_ever_max_seconds", "gauge", "Longest collection since the start.", ("generation",), ever)
-        samples = [(labels, list(pauses.counts), pauses.total) for labels, pauses in generations]
-        yield Histogram("gc.pause_seconds", "How long collections took.", BOUNDS_S, ("generation",), samples)
+        yield catalogue.GC_MAX.of([(labels, pauses.recent_max(now)) for labels, pauses in generations])
+        yield catalogue.GC_EVER.of([(labels, pauses.max) for labels, pauses in generations])
+        yield catalogue.GC_PAUSES.of(BOUNDS_S, [(labels, list(pauses.counts), pauses.total) for labels, pauses in generations])
 
     def _on_gc(self, phase: str, info: dict[str, Any]) -> None:
         now = self._now()

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import generate_latest
 
+from kvcm.metrics import catalogue
+from kvcm.metrics.catalogue import Spec
 from kvcm.metrics.counters import CounterTable
-from kvcm.metrics.families import AnyFamily, Labels, Source
+from kvcm.metrics.families import AnyFamily, Purgeable, Source
 from kvcm.metrics.request_metrics import RequestMetrics
 from kvcm.metrics.text import write_text
 
+T = TypeVar("T")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _DEADLINE_S = 10.0
 _log = logging.getLogger("kvcm.metrics")
@@ -31,7 +35,7 @@ class Metrics:
         self.requests = requests
         self._prefix = prefix
         self._sources: list[Source] = [requests]
-        self._tables: list[CounterTable] = []
+        self._failed = 0
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         PlatformCollector(registry=self._process)
@@ -40,12 +44,12 @@ class Metrics:
         self._one_at_a_time = asyncio.Lock()
 
     def add(self, source: Source) -> None:
+        """`source` is asked from now on; if it is Purgeable, purging reaches it."""
         self._sources.append(source)
 
-    def counter(self, name: str, text: str, label_names: Labels) -> CounterTable:
-        """A new counter family with labels; purging reaches it."""
-        table = CounterTable(name, text, label_names)
-        self._tables.append(table)
+    def counter(self, spec: Spec) -> CounterTable:
+        """A new counter family with labels."""
+        table = CounterTable(spec)
         self._sources.append(table)
         return table
 
@@ -54,16 +58,18 @@ class Metrics:
         found: list[AnyFamily] = []
         for source in self._sources:
             found += self._ask(source)
+        found.append(catalogue.SOURCES_FAILED.only(self._failed))
         return found
 
     async def render(self) -> bytes:
         """The page of `GET /metrics`. Raises TimeoutError when it is not ready in ten seconds."""
         async with asyncio.timeout(_DEADLINE_S), self._one_at_a_time:
-            found: list[AnyFamily] = []
-            for source in self._sources:
-                found += self._ask(source)
-                await asyncio.sleep(0)
-            return await asyncio.get_running_loop().run_in_executor(self._writer, self._write, found)
+            return await asyncio.get_running_loop().run_in_executor(self._writer, self._write, await self._gather())
+
+    async def in_thread(self, work: Callable[[list[AnyFamily]], T]) -> T:
+        """`work(all families)` in the thread that also writes pages; for reporters. Raises TimeoutError after ten seconds, and what `work` raises."""
+        async with asyncio.timeout(_DEADLINE_S), self._one_at_a_time:
+            return await asyncio.get_running_loop().run_in_executor(self._writer, work, await self._gather())
 
     def purge_instance(self, instance_id: str) -> None:
         """The instance is gone: so are its series (I-ME-3)."""
@@ -86,14 +92,25 @@ class Metrics:
     def close(self) -> None:
         self._writer.shutdown(wait=False, cancel_futures=True)
 
+    async def _gather(self) -> list[AnyFamily]:
+        """`collect`, letting others run after every source."""
+        found: list[AnyFamily] = []
+        for source in self._sources:
+            found += self._ask(source)
+            await asyncio.sleep(0)
+        found.append(catalogue.SOURCES_FAILED.only(self._failed))
+        return found
+
     def _purge(self, label: str, value: str) -> None:
-        for table in self._tables:
-            table.purge(label, value)
+        for source in self._sources:
+            if isinstance(source, Purgeable):
+                source.purge(label, value)
 
     def _ask(self, source: Source) -> list[AnyFamily]:
         try:
             return list(source.families())
         except Exception:
+            self._failed += 1
             _log.exception("metrics_source_failed source=%s", type(source).__name__)
             return []
 

@@ -10,14 +10,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from kvcm.metrics.families import AnyFamily, Family, Histogram
+from kvcm.metrics import catalogue
+from kvcm.metrics.families import AnyFamily, Labels
 
 BOUNDS_US: Final = (50, 100, 200, 300, 500, 750, 1_000, 1_500, 2_000, 3_000, 5_000, 10_000, 20_000, 50_000, 100_000, 500_000, 1_000_000, 10_000_000)
+_BOUNDS_S: Final = tuple(bound / 1e6 for bound in BOUNDS_US)
 MAX_INSTANCES = 2_000
 """Instances beyond this are counted under their API only."""
 MAX_APIS = 256
 _OK = 1
-_LABELS = ("api_name", "instance_group", "instance_id")
 
 
 class CallLabels(Protocol):
@@ -25,12 +26,13 @@ class CallLabels(Protocol):
 
     group: str
     instance: str
+    keys: int
     queried_blocks: int
     hit_blocks: int
 
 
 class _Cell:
-    __slots__ = ("calls", "errors", "hit_blocks", "last_code", "last_us", "queried_blocks", "total_us")
+    __slots__ = ("calls", "errors", "hit_blocks", "last_code", "last_hits", "last_keys", "last_queried", "last_us", "queried_blocks", "total_us")
 
     def __init__(self) -> None:
         self.calls = 0
@@ -40,6 +42,9 @@ class _Cell:
         self.total_us = 0
         self.last_us = 0
         self.last_code = _OK
+        self.last_keys = 0
+        self.last_queried = 0
+        self.last_hits = 0
 
 
 class _Api:
@@ -95,9 +100,15 @@ class RequestMetrics:
         cell.total_us += elapsed_us
         cell.last_us = elapsed_us
         cell.last_code = code
-        if call.queried_blocks:
-            cell.queried_blocks += call.queried_blocks
-            cell.hit_blocks += call.hit_blocks
+        if call.keys:
+            cell.last_keys = call.keys
+        queried = call.queried_blocks
+        if queried:
+            hits = call.hit_blocks
+            cell.queried_blocks += queried
+            cell.hit_blocks += hits
+            cell.last_queried = queried
+            cell.last_hits = hits
         if code != _OK:
             cell.errors += 1
 
@@ -115,25 +126,27 @@ class RequestMetrics:
     def families(self) -> Iterable[AnyFamily]:
         cells = [((api, "", ""), entry.plain) for api, entry in self._apis.items() if entry.plain.calls]
         cells += [((api, known.group, name), cell) for name, known in self._instances.items() for api, cell in known.cells.items()]
-        yield Family("service.query_counter", "counter", "Calls answered.", _LABELS, [(labels, cell.calls) for labels, cell in cells])
-        yield Family("service.error_counter", "counter", "Calls answered with an error.", _LABELS, [(labels, cell.errors) for labels, cell in cells])
-        yield Family("service.query_time_us_sum", "counter", "Microseconds spent on calls.", _LABELS, [(labels, cell.total_us) for labels, cell in cells])
-        yield Family("service.query_rt_us", "gauge", "Microseconds of the last call.", _LABELS, [(labels, cell.last_us) for labels, cell in cells])
-        yield Family("service.error_code", "gauge", "Code of the last call, 1 is OK.", _LABELS, [(labels, cell.last_code) for labels, cell in cells])
-        read = [(labels, cell) for labels, cell in cells if cell.queried_blocks]
-        queried, hits = [(labels, cell.queried_blocks) for labels, cell in read], [(labels, cell.hit_blocks) for labels, cell in read]
-        yield Family("manager.get_cache_location_query_block_counter", "counter", "Blocks that reads asked for.", _LABELS, queried)
-        yield Family("manager.get_cache_location_hit_block_counter", "counter", "Blocks that reads found.", _LABELS, hits)
-        yield Histogram(
-            "service.query_seconds",
-            "Time from the parsed request to the reply.",
-            tuple(bound / 1e6 for bound in BOUNDS_US),
-            ("api_name",),
-            [((api,), list(entry.buckets), entry.total_us / 1e6) for api, entry in self._apis.items()],
-        )
+        yield catalogue.QUERY_COUNTER.of([(labels, cell.calls) for labels, cell in cells])
+        yield catalogue.ERROR_COUNTER.of([(labels, cell.errors) for labels, cell in cells])
+        yield catalogue.QUERY_TIME_SUM.of([(labels, cell.total_us) for labels, cell in cells])
+        yield catalogue.QUERY_RT.of([(labels, cell.last_us) for labels, cell in cells])
+        yield catalogue.ERROR_CODE.of([(labels, cell.last_code) for labels, cell in cells])
+        yield catalogue.REQUEST_KEYS.of([(labels, cell.last_keys) for labels, cell in cells if cell.last_keys])
+        yield from _reads([(labels, cell) for labels, cell in cells if cell.queried_blocks])
+        samples = [((api,), list(entry.buckets), entry.total_us / 1e6) for api, entry in self._apis.items()]
+        yield catalogue.QUERY_SECONDS.of(_BOUNDS_S, samples)
 
     def _admit(self, name: str, group: str) -> _Instance | None:
         if len(self._instances) >= MAX_INSTANCES or not self._exists(name):
             return None
         known = self._instances[name] = _Instance(group)
         return known
+
+
+def _reads(cells: list[tuple[Labels, _Cell]]) -> Iterable[AnyFamily]:
+    yield catalogue.QUERIED_BLOCKS.of([(labels, cell.queried_blocks) for labels, cell in cells])
+    yield catalogue.HIT_BLOCKS.of([(labels, cell.hit_blocks) for labels, cell in cells])
+    yield catalogue.PREFIX_LEN.of([(labels, cell.last_hits) for labels, cell in cells])
+    yield catalogue.PREFIX_TIME.of([(labels, cell.last_us) for labels, cell in cells])
+    yield catalogue.QUERY_KEYS.of([(labels, cell.last_queried) for labels, cell in cells])
+    yield catalogue.NOT_FOUND_KEYS.of([(labels, max(0, cell.last_queried - cell.last_hits)) for labels, cell in cells])

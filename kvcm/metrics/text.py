@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable
 
+from kvcm.metrics import catalogue
 from kvcm.metrics.families import MAX_SERIES_PER_FAMILY, AnyFamily, Family, Histogram, Labels
 
 _OTHER = re.compile(r"[^A-Za-z0-9_]")
@@ -39,8 +40,9 @@ def write_text(prefix: str, families: Iterable[AnyFamily]) -> str:
             continue
         for values, number in family.samples[:MAX_SERIES_PER_FAMILY]:
             lines.append(f"{name}{_labels(family.label_names, values)} {_number(number)}")
-    own = sanitise(prefix, "metrics.dropped_series")
-    _head(lines, own, "metrics.dropped_series", "Series left out of this page because a family has too many.", "gauge")
+    spec = catalogue.SERIES_DROPPED
+    own = sanitise(prefix, spec.name)
+    _head(lines, own, spec.name, spec.text, spec.kind)
     lines.append(f"{own} {dropped}\n")
     return "\n".join(lines)
 

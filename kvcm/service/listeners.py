@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute
 
 from kvcm.config.settings import Settings
 from kvcm.config.settings_checks import DEBUG_PORT_OFFSET, MAX_PORT
+from kvcm.metrics.http_metrics import HttpMetrics
 from kvcm.service.auth.asgi import GuardedApp
 from kvcm.service.auth.guard import Guard
 from kvcm.service.cluster import Endpoint
@@ -35,8 +36,9 @@ class Listeners:
     beside the admin service on gRPC and 3000 above the meta service on HTTP.
     """
 
-    def __init__(self, settings: Settings, security: Security | None = None) -> None:
+    def __init__(self, settings: Settings, security: Security | None = None, http_metrics: HttpMetrics | None = None) -> None:
         self._settings = settings
+        self._http_metrics = http_metrics or HttpMetrics()
         security = self._security = security or Security()
         host, admin_tls = security.host, security.admin.tls
         self._meta_http = HttpListener(host, security.meta.tls)
@@ -97,15 +99,15 @@ class Listeners:
         docs = self._settings.service_http_docs
         probes = probe_routes(is_ready)
 
-        async def serve(listener: HttpListener | None, services: Sequence[Service], guard: Guard | None, extra: Sequence[BaseRoute] = ()) -> None:
+        async def serve(name: str, listener: HttpListener | None, services: Sequence[Service], guard: Guard | None, extra: Sequence[BaseRoute] = ()) -> None:
             if listener is not None:
-                app = build_app(services, dispatcher, in_flight, extra, docs=docs and bool(services))
+                app = build_app(services, dispatcher, in_flight, extra, docs=docs and bool(services), meter=self._http_metrics.meter(name))
                 await listener.start(app if guard is None else GuardedApp(app, guard, PROBE_PATHS), grace_s)
 
-        await serve(self._meta_http, [meta], security.meta.http)
-        await serve(self._admin_http, [admin], security.admin.http, [*admin_extra, *probes])
-        await serve(self._debug_http, [] if debug is None else [debug], security.admin.http)
-        await serve(self._probe_http, [], None, probes)
+        await serve("meta", self._meta_http, [meta], security.meta.http)
+        await serve("admin", self._admin_http, [admin], security.admin.http, [*admin_extra, *probes])
+        await serve("debug", self._debug_http, [] if debug is None else [debug], security.admin.http)
+        await serve("probe", self._probe_http, [], None, probes)
         return replace(own, meta_rpc_port=real_rpc, meta_http_port=self._meta_http.port, admin_rpc_port=real_admin, admin_http_port=self._admin_http.port)
 
     def close_health(self) -> None:

@@ -13,15 +13,25 @@ from kvcm.service.cluster import ClusterView
 from kvcm.service.meta_service_instances import MetaInstances
 from kvcm.service.meta_service_reads import MetaReads
 from kvcm.service.meta_service_writes import MetaWrites
-from kvcm.service.rpc import Rpc, Service, table, unsupported
+from kvcm.service.rpc import Handler, Rpc, Service, table, unsupported
+from kvcm.service.tracing import Tracer, traceable
 
 FULL_NAME = "kv_cache_manager.proto.meta.MetaService"
 
 
 def build_meta_service(manager: CacheManager, registry: Registry, cluster: ClusterView) -> Service:
     """The service with every RPC of the contract; those of later versions answer UNSUPPORTED with a sentence."""
+
+    def watched(tracer: Tracer) -> dict[str, Handler]:
+        return {rpc.name: rpc.handler for rpc in _served(tracer.watch(manager), registry, cluster)}
+
+    later = [Rpc(name, getattr(meta, f"{name}Request"), getattr(meta, f"{name}Response"), unsupported(name)) for name in ("GetHostCacheState", "ReportEvent")]
+    return table(FULL_NAME, [traceable(rpc, watched) for rpc in _served(manager, registry, cluster)] + later)
+
+
+def _served(manager: CacheManager, registry: Registry, cluster: ClusterView) -> list[Rpc]:
     reads, writes, instances = MetaReads(manager), MetaWrites(manager), MetaInstances(manager, registry, cluster)
-    served = [
+    return [
         Rpc("RegisterInstance", meta.RegisterInstanceRequest, meta.RegisterInstanceResponse, instances.register_instance),
         Rpc("GetInstanceInfo", meta.GetInstanceInfoRequest, meta.GetInstanceInfoResponse, instances.get_instance_info),
         Rpc("GetCacheLocation", meta.GetCacheLocationRequest, meta.GetCacheLocationResponse, reads.get_cache_location),
@@ -40,5 +50,3 @@ def build_meta_service(manager: CacheManager, registry: Registry, cluster: Clust
         Rpc("TrimCache", meta.TrimCacheRequest, meta.CommonResponse, writes.trim_cache),
         Rpc("GetClusterInfo", meta.GetClusterInfoRequest, meta.GetClusterInfoResponse, instances.get_cluster_info, leader_only=False),
     ]
-    later = [Rpc(name, getattr(meta, f"{name}Request"), getattr(meta, f"{name}Response"), unsupported(name)) for name in ("GetHostCacheState", "ReportEvent")]
-    return table(FULL_NAME, served + later)

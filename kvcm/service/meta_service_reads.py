@@ -35,7 +35,7 @@ class MetaReads(MetaHandlers):
         given = request.block_keys
         # Keys need no hashing, so the common call has nothing to wait for.
         keys = self._manager.keys_of(shard, given, ()) if given else await self._manager.keys_for(shard, given, request.token_ids)
-        call.queried_blocks = count = len(keys)
+        call.keys = call.queried_blocks = count = len(keys)
         masked = request.HasField("block_mask")
         names = request.location_spec_names
         if request.query_type == _PREFIX and not masked and not names and not request.want_checksums:
@@ -55,7 +55,7 @@ class MetaReads(MetaHandlers):
         """How many locations GetCacheLocation would answer with, padding not counted."""
         shard = self._shard(request.instance_id, call)
         keys = await self._manager.keys_for(shard, request.block_keys, request.token_ids)
-        call.queried_blocks = len(keys)
+        call.keys = call.queried_blocks = len(keys)
         found = await self._manager.locate(shard, LocateQuery(_query_type(request.query_type), keys, window=request.sw_size), call.now_us)
         call.hit_blocks = found.hits
         return OK, encode_ok_header(call.request_id) + meta.GetCacheLocationLenResponse(cache_location_len=found.hits).SerializeToString()
@@ -64,7 +64,7 @@ class MetaReads(MetaHandlers):
         """Mask and window of the request mean nothing here."""
         shard = self._shard(request.instance_id, call)
         keys = await self._manager.keys_for(shard, request.block_keys, request.token_ids)
-        call.queried_blocks = len(keys)
+        call.keys = call.queried_blocks = len(keys)
         if request.query_type != meta.QT_BATCH_GET:
             raise InvalidArgument("GetCacheLocationsByBackend answers QT_BATCH_GET only")
         query = BackendQuery(keys, [_selector(selector) for selector in request.backend_selectors], tuple(request.location_spec_names))
@@ -77,6 +77,7 @@ class MetaReads(MetaHandlers):
         keys = await self._manager.keys_for(shard, request.block_keys, request.token_ids)
         if request.HasField("block_mask"):
             keys = domain_mask(request.block_mask).unmasked(keys)
+        call.keys = len(keys)
         views = await self._manager.view_in_slices(shard, keys)
         tail = meta.GetCacheMetaResponse(metas=[view.meta_json for view in views]).SerializeToString()
         return OK, b"".join([encode_ok_header(call.request_id), *(view.wire for view in views), tail])
@@ -88,6 +89,7 @@ class MetaReads(MetaHandlers):
         positions: Sequence[int] = range(len(keys))
         if request.HasField("block_mask"):
             positions = domain_mask(request.block_mask).unmasked(positions)
+        call.keys = len(positions)
         parts = [encode_ok_header(call.request_id)]
         for start in range(0, len(positions), _DETAIL_SLICE):
             if start:

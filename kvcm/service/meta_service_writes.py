@@ -19,6 +19,7 @@ class MetaWrites(MetaHandlers):
     async def start_write_cache(self, request: meta.StartWriteCacheRequest, call: Call) -> Reply:
         shard = self._shard(request.instance_id, call)
         keys = await self._manager.keys_for(shard, request.block_keys[:], request.token_ids)
+        call.keys = len(keys)
         names = request.location_spec_group_names
         wanted = StartWrite(keys, tuple(names) if names else (), request.write_timeout_seconds, request.min_replica_count)
         started = await self._manager.start_write(shard, wanted)
@@ -39,7 +40,9 @@ class MetaWrites(MetaHandlers):
 
     async def remove_cache(self, request: meta.RemoveCacheRequest, call: Call) -> Reply:
         shard = self._shard(request.instance_id, call)
-        await self._manager.remove_cache(shard, await self._manager.keys_for(shard, request.block_keys, request.token_ids))
+        keys = await self._manager.keys_for(shard, request.block_keys, request.token_ids)
+        call.keys = len(keys)
+        await self._manager.remove_cache(shard, keys)
         return OK, encode_ok_header(call.request_id)
 
     async def trim_cache(self, request: meta.TrimCacheRequest, call: Call) -> Reply:

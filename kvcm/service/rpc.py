@@ -18,14 +18,15 @@ from google.protobuf.message import Message
 from kvcm.common.clock import Clock
 from kvcm.common.errors import ErrorCode, InternalError, KvcmError, NotLeader, Unsupported
 from kvcm.protocol.location_encoder import encode_header
+from kvcm.service.tracing import Tracer, tracer_suffix
 
 log = logging.getLogger("kvcm.service")
 
 MAX_TRACE_ID_CHARS = 256
 MAX_MESSAGE_CHARS = 4096
 """Messages name what the caller has sent; a caller's megabytes are neither sent back nor logged."""
-
-
+TRACE_SUFFIX = "__kvcm_need_span_tracer"
+"""A trace_id with this end asks for `tracer_result` (wire contract 3.5)."""
 FORCE_HEADER = "x-kvcm-force"
 """`true`: remove also what is still referenced (HTTP header or gRPC metadata)."""
 
@@ -37,11 +38,16 @@ class Origin(Protocol):
         """The HTTP header or the gRPC metadata of this lower-case name; empty when there is none."""
         ...
 
+    def peer(self) -> str:
+        """Who calls, e.g. `ipv4:10.0.0.1:4711` or `10.0.0.1`; empty when unknown."""
+        ...
+
 
 class Call:
-    """What a handler may know about the call besides its request. `group`, `instance` and the block counts are set by handlers for metrics."""
+    """What a handler may know about the call besides its request. `group`, `instance` and the counts are set by handlers for metrics and the access log:
+    `keys` are the blocks that the call names, `queried_blocks` and `hit_blocks` those that a read looked for and found."""
 
-    __slots__ = ("group", "hit_blocks", "instance", "now_us", "origin", "queried_blocks", "request_id")
+    __slots__ = ("group", "hit_blocks", "instance", "keys", "now_us", "origin", "queried_blocks", "request_id")
 
     def __init__(self, request_id: str, now_us: int, origin: Origin | None = None) -> None:
         self.request_id = request_id
@@ -49,6 +55,7 @@ class Call:
         self.origin = origin
         self.group = ""
         self.instance = ""
+        self.keys = 0
         self.queried_blocks = 0
         self.hit_blocks = 0
 
@@ -65,13 +72,14 @@ Handler = Callable[[Any, Call], Awaitable[Reply]]
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """`leader_only`: answers SERVER_NOT_LEADER elsewhere. `has_tracer`: only meta replies have `tracer_result`."""
+    """`leader_only`: answers SERVER_NOT_LEADER elsewhere. `traced`: the handler of a call that is traced; only meta replies have `tracer_result`."""
 
     name: str
     request_cls: type[Message]
     response_cls: type[Message]
     handler: Handler
     leader_only: bool = True
+    traced: Callable[[Tracer], Handler] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,12 @@ class CallObserver(Protocol):
     def observe(self, api: str, call: Call, code: int, elapsed_us: int) -> None: ...
 
 
+class CallTap(Protocol):
+    """Who looks at answered calls: access log, events. Must be quick, and must copy what it keeps of `call`, whose origin belongs to the transport."""
+
+    def __call__(self, rpc: Rpc, request: Any, call: Call, code: int, reply: bytes, elapsed_us: int) -> None: ...
+
+
 class FaultCheck(Protocol):
     def check(self, request: Any) -> None:
         """Raises InjectedFault when a call with this request is to fail (wire contract 5.8)."""
@@ -101,25 +115,30 @@ class FaultCheck(Protocol):
 
 
 class Dispatcher:
-    """`faults`: None unless some are set, so that a call without them costs one look."""
+    """`faults`: None unless some are set, so that a call without them costs one look. `taps`: likewise, empty unless somebody looks."""
 
     def __init__(self, clock: Clock, leader: LeaderCheck, observer: CallObserver) -> None:
         self._clock = clock
         self._leader = leader
         self._observer = observer
         self.faults: FaultCheck | None = None
+        self.taps: tuple[CallTap, ...] = ()
 
     async def call(self, rpc: Rpc, request: Any, origin: Origin | None = None) -> bytes:
         """Run one call to its reply. Never raises except for cancellation."""
         started = self._clock.monotonic_us()
         now = self._clock.wall_us()
-        call = Call(f"{getattr(request, 'trace_id', '')[:MAX_TRACE_ID_CHARS]}_{now}", now, origin)
+        trace_id = getattr(request, "trace_id", "")[:MAX_TRACE_ID_CHARS]
+        call = Call(f"{trace_id}_{now}", now, origin)
+        handler, tracer = rpc.handler, None
+        if trace_id.endswith(TRACE_SUFFIX) and rpc.traced is not None:
+            handler, tracer = self._trace(rpc.traced)
         try:
             if rpc.leader_only and not self._leader.may_serve(started):
                 raise NotLeader("this node does not lead; ask the leader (GetClusterInfo tells who that is)")
             if self.faults is not None:
                 self.faults.check(request)
-            code, reply = await rpc.handler(request, call)
+            code, reply = await handler(request, call)
         except KvcmError as error:
             code = int(error.code)
             message = error.message if len(error.message) <= MAX_MESSAGE_CHARS else f"{error.message[: MAX_MESSAGE_CHARS - 3]}..."
@@ -131,8 +150,23 @@ class Dispatcher:
             log.exception("unexpected_error api=%s request_id=%s", rpc.name, call.request_id)
             code = int(ErrorCode.INTERNAL_ERROR)
             reply = encode_header(code, "the manager failed to handle this call; its log has the details under this request_id", call.request_id)
-        self._observer.observe(rpc.name, call, code, self._clock.monotonic_us() - started)
-        return reply
+        elapsed_us = self._clock.monotonic_us() - started
+        self._observer.observe(rpc.name, call, code, elapsed_us)
+        if self.taps:
+            self._show(rpc, request, call, code, reply, elapsed_us)
+        return reply if tracer is None else reply + tracer_suffix(rpc.response_cls, tracer.text(trace_id))
+
+    def _trace(self, traced: Callable[[Tracer], Handler]) -> tuple[Handler, Tracer]:
+        tracer = Tracer(self._clock.monotonic_us)
+        return traced(tracer), tracer
+
+    def _show(self, rpc: Rpc, request: Any, call: Call, code: int, reply: bytes, elapsed_us: int) -> None:
+        for tap in self.taps:
+            try:
+                tap(rpc, request, call, code, reply, elapsed_us)
+            except Exception:
+                # Whoever looks on must not cost the caller its answer.
+                log.exception("tap_failed tap=%s api=%s", type(tap).__name__, rpc.name)
 
 
 def unsupported(name: str) -> Handler:

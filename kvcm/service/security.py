@@ -14,6 +14,7 @@ from kvcm.common.clock import Clock
 from kvcm.config.errors import SettingsError
 from kvcm.config.settings import Settings
 from kvcm.config.settings_security import AUTH_ACCOUNTS, CLIENT_AUTH_NONE
+from kvcm.metrics import catalogue
 from kvcm.metrics.families import Family
 from kvcm.service.auth.accounts import AccountCheck, Verify
 from kvcm.service.auth.guard import Guard, Tokens
@@ -49,11 +50,11 @@ class Security:
             found += self.admin.tls.families()
         samples = [((plane, refusal.value), float(number)) for plane, guard in self._guards() for refusal, number in guard.refused.items()]
         if samples:
-            found.append(Family("auth.refused_counter", "counter", "Calls refused before they reached a service.", ("plane", "reason"), samples))
+            found.append(catalogue.AUTH_REFUSED.of(samples))
         if self.files is not None and self.files.names:
             failing = frozenset(self.files.failing)
             states = [((name,), float(name in failing)) for name in self.files.names]
-            found.append(Family("credentials.failing", "gauge", "1 while the newest content of these files cannot be used.", ("name",), states))
+            found.append(catalogue.CREDENTIALS_FAILING.of(states))
         return found
 
     def _guards(self) -> list[tuple[str, Guard]]:

@@ -34,9 +34,6 @@ from kvcm.meta.backend import MetadataBackend
 from kvcm.meta.open_backend import open_backend as open_metadata
 from kvcm.meta.open_backend import stored_instances
 from kvcm.meta.record import RecordCodec
-from kvcm.metrics.loop_monitor import LoopMonitor
-from kvcm.metrics.registry import Metrics
-from kvcm.metrics.request_metrics import RequestMetrics
 from kvcm.protocol.location_encoder import ProtoLocationEncoder
 from kvcm.service.admin_service import build_admin_service
 from kvcm.service.cluster import ClusterSnapshot, Endpoint
@@ -50,9 +47,10 @@ from kvcm.service.listeners import Listeners
 from kvcm.service.live_cluster import LiveCluster
 from kvcm.service.logging_setup import set_log_level
 from kvcm.service.meta_service import build_meta_service
+from kvcm.service.observation import Observation
 from kvcm.service.rpc import Dispatcher
 from kvcm.service.security import Security, open_security
-from kvcm.service.state_metrics import ManagerSource, NodeSource, RegistrySource
+from kvcm.service.state_metrics import ManagerSource, NodeSource, RegistrySource, lost_log_lines
 from kvcm.service.storage_keeper import StorageKeeper
 
 # Enough for a handful of storages that hang while others work; threads start on demand.
@@ -155,7 +153,9 @@ class ManagerServer:
         lifecycle = Lifecycle(term, registry, manager, background, in_flight, startup, self._own_process)
 
         # Leadership.
-        listeners = Listeners(settings, security)
+        observation = Observation(settings, registry, storages, clock, ids)
+        stack.callback(observation.close)
+        listeners = Listeners(settings, security, observation.http)
         stack.push_async_callback(listeners.stop, 0)
         _, admin_http = listeners.bind_http()
         host = advertised_host(settings.service_advertised_host, settings.service_bind_host)
@@ -167,21 +167,21 @@ class ManagerServer:
         cluster = LiveCluster(own, runner, gate, coordinator, clock, settings.leader_elector_loop_interval_ms)
 
         # Metrics and services.
-        metrics = Metrics(RequestMetrics(lambda name: registry.get_instance(name) is not None), settings.metrics_prometheus_prefix)
-        stack.callback(metrics.close)
-        monitor = LoopMonitor()
-        for source in (monitor, ManagerSource(manager), RegistrySource(registry, manager, storages), NodeSource(cluster, in_flight), security):
-            metrics.add(source)
-        registry.on_change(partial(_on_registry_change, metrics, runner, registry))
-        dispatcher = Dispatcher(clock, gate, metrics.requests)
+        node = NodeSource(cluster, in_flight, runner, clock, lost_log_lines)
+        observation.add(ManagerSource(manager), RegistrySource(registry, manager, storages), node, security)
+        registry.on_change(observation.purger())
+        registry.on_change(partial(_step_down_if_fenced_out, runner))
+        dispatcher = Dispatcher(clock, gate, observation.metrics.requests)
+        dispatcher.taps = observation.taps
         meta = build_meta_service(manager, registry, cluster)
-        admin = build_admin_service(manager, registry, storages, cluster, runner, metrics, set_log_level if self._own_process else _set_own_log_level)
+        set_level = set_log_level if self._own_process else _set_own_log_level
+        admin = build_admin_service(manager, registry, storages, cluster, runner, observation.metrics, set_level)
         debug = build_debug_service(dispatcher) if settings.service_enable_debug_service else None
-        extra = admin_routes([admin], dispatcher, metrics if settings.metrics_enable_prometheus else None)
+        extra = admin_routes([admin], dispatcher, observation.metrics if settings.metrics_enable_prometheus else None)
 
         # From here on things move.
-        monitor.start()
-        stack.push_async_callback(monitor.stop)
+        observation.start()
+        stack.push_async_callback(observation.stop)
         stack.push_async_callback(cluster.stop)
         stack.push_async_callback(listeners.stop, DRAIN_S)
         stack.push_async_callback(runner.stop)
@@ -201,19 +201,7 @@ def _set_own_log_level(level: int) -> None:
     logging.getLogger("kvcm").setLevel(level)
 
 
-def _on_registry_change(metrics: Metrics, runner: LeaderRunner, registry: Registry, event: RegistryEvent) -> None:
-    match event.kind:
-        case RegistryEventKind.INSTANCE_REMOVED:
-            metrics.purge_instance(event.name)
-        case RegistryEventKind.GROUP_REMOVED:
-            metrics.purge_group(event.name)
-        case RegistryEventKind.STORAGE_REMOVED:
-            metrics.purge_storage(event.name)
-        case RegistryEventKind.RECOVERED:
-            # What another leader removed meanwhile.
-            metrics.keep_instances({instance.instance_id for instance in registry.list_instances()})
-        case RegistryEventKind.FENCED_OUT:
-            _log.error("fenced_out: the registry's store knows a newer leader; stepping down")
-            runner.demote()
-        case _:
-            pass
+def _step_down_if_fenced_out(runner: LeaderRunner, event: RegistryEvent) -> None:
+    if event.kind is RegistryEventKind.FENCED_OUT:
+        _log.error("fenced_out: the registry's store knows a newer leader; stepping down")
+        runner.demote()

@@ -64,6 +64,9 @@ class Letter:
     def header(self, name: str) -> str:
         return self._headers.get(name, "")
 
+    def peer(self) -> str:
+        return ""
+
 
 class Seat:
     """An `Election` that steps down by ending the desk's lead."""

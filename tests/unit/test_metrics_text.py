@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvcm.metrics import families as families_module
 from kvcm.metrics import text as text_module
+from kvcm.metrics.catalogue import Spec
 from kvcm.metrics.counters import CounterTable
 from kvcm.metrics.families import AnyFamily, Family, Histogram
 from kvcm.metrics.registry import Metrics
@@ -118,7 +119,7 @@ def test_I_ME_3_instances_beyond_the_limit_get_no_series(monkeypatch: pytest.Mon
 def test_I_ME_3_removed_entities_take_their_series_with_them() -> None:
     async def scenario() -> None:
         metrics = Metrics(RequestMetrics(lambda _: True))
-        table = metrics.counter("data_storage.create_counter", "Places made.", ("type", "unique_name", "instance_id"))
+        table = metrics.counter(Spec("", "x.y", "counter", "", ("type", "unique_name", "instance_id")))
         table.add(("file", "nfs", "i1"), 4)
         table.add(("file", "other", "i2"))
         for name, group in (("i1", "g1"), ("i2", "g1"), ("i3", "g2")):
@@ -140,7 +141,7 @@ def test_I_ME_3_removed_entities_take_their_series_with_them() -> None:
 
 def test_I_ME_3_counter_tables_share_one_series_beyond_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvcm.metrics.counters.MAX_LABEL_SETS", 2)
-    table = CounterTable("x", "", ("n",))
+    table = CounterTable(Spec("", "x", "counter", "", ("n",)))
     for name in ("a", "b", "c", "d", "a"):
         table.add((name,))
     (family,) = table.families()

@@ -132,6 +132,9 @@ class _Origin:
                 return value if isinstance(value, str) else ""
         return ""
 
+    def peer(self) -> str:
+        return str(self._context.peer())
+
 
 def _method(rpc: Rpc, dispatcher: Dispatcher, in_flight: InFlight) -> Any:
     parse = rpc.request_cls.FromString

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from time import perf_counter
 from typing import TypeVar
 
 from fastapi import FastAPI
@@ -24,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from kvcm.metrics.http_metrics import HttpMeter
 from kvcm.metrics.registry import CONTENT_TYPE, Metrics
 from kvcm.protocol.json_codec import JsonBodyError, json_to_message, message_to_json
 from kvcm.service.http.body import Body, BodyBudget, BodyRefused
@@ -53,11 +55,23 @@ class _Origin:
     def header(self, name: str) -> str:
         return self._request.headers.get(name, "")
 
+    def peer(self) -> str:
+        client = self._request.client
+        return client.host if client is not None else ""
 
-def build_app(services: Sequence[Service], dispatcher: Dispatcher, in_flight: InFlight, extra: Sequence[BaseRoute] = (), *, docs: bool = False) -> FastAPI:
-    """The application of one listener; `extra` comes from `admin_routes`, `docs` adds the OpenAPI document and its page."""
-    pool, budget = ThreadPoolExecutor(1, "kvcm-json"), BodyBudget()
-    routes: list[BaseRoute] = [_route(rpc, dispatcher, in_flight, pool, budget) for service in services for rpc in service.rpcs.values()]
+
+def build_app(
+    services: Sequence[Service],
+    dispatcher: Dispatcher,
+    in_flight: InFlight,
+    extra: Sequence[BaseRoute] = (),
+    *,
+    docs: bool = False,
+    meter: HttpMeter | None = None,
+) -> FastAPI:
+    """The application of one listener; `extra` comes from `admin_routes`, `docs` adds the OpenAPI document and its page, `meter` counts."""
+    pool, budget, meter = ThreadPoolExecutor(1, "kvcm-json"), BodyBudget(), meter or HttpMeter()
+    routes: list[BaseRoute] = [_route(rpc, dispatcher, in_flight, pool, budget, meter) for service in services for rpc in service.rpcs.values()]
     routes += extra
     if docs:
         routes += _docs_routes(services, extra)
@@ -101,32 +115,41 @@ def path_of(rpc_name: str) -> str:
     return f"/api/{rpc_name[:1].lower()}{rpc_name[1:]}"
 
 
-def _route(rpc: Rpc, dispatcher: Dispatcher, in_flight: InFlight, pool: Executor, budget: BodyBudget) -> Route:
+def _route(rpc: Rpc, dispatcher: Dispatcher, in_flight: InFlight, pool: Executor, budget: BodyBudget, meter: HttpMeter) -> Route:
     def parse(body: bytes) -> Message:
         return json_to_message(body, rpc.request_cls)
 
     def write(reply: bytes) -> bytes:
         return message_to_json(rpc.response_cls.FromString(reply))
 
+    def refuse(status: int, began: float, headers: dict[str, str] | None = None) -> Response:
+        meter.refuse(status, perf_counter() - began)
+        return Response(_NOTHING, status, headers)
+
     async def handle(request: Request) -> Response:
+        began = perf_counter()
         try:
             async with Body(request, budget) as body:
                 message = await _convert(pool, parse, body)
         except JsonBodyError:
-            return Response(_NOTHING, 400)
+            return refuse(400, began)
         except BodyRefused as refused:
             # The rest of the body would be taken for the next request.
-            return Response(_NOTHING, refused.status, _CLOSE)
+            return refuse(refused.status, began, _CLOSE)
+        parsed = perf_counter()
         in_flight.count += 1
         try:
             reply = await dispatcher.call(rpc, message, _Origin(request))
         finally:
             in_flight.count -= 1
+        called = perf_counter()
         try:
-            return _json(await _convert(pool, write, reply))
+            text = await _convert(pool, write, reply)
         except Exception:
             _log.exception("reply_not_serialisable api=%s", rpc.name)
-            return Response(_NOTHING, 500)
+            return refuse(500, began)
+        meter.answered(began, parsed, called, perf_counter())
+        return _json(text)
 
     return Route(path_of(rpc.name), handle, methods=["POST"])
 

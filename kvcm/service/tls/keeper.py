@@ -15,6 +15,7 @@ import grpc
 
 from kvcm.common.clock import Clock
 from kvcm.config.errors import SettingsError
+from kvcm.metrics import catalogue
 from kvcm.metrics.families import Family
 from kvcm.service.credentials import Contents
 from kvcm.service.tls.material import Material, make_material
@@ -74,14 +75,7 @@ class TlsKeeper:
 
     def families(self) -> Iterable[Family]:
         self.warn()
-        return [
-            Family(
-                "tls.certificate_expiry_seconds",
-                "gauge",
-                "Unix time at which the certificate of the listeners expires.",
-                samples=[((), float(self.material.expires_s))],
-            )
-        ]
+        return [catalogue.CERTIFICATE_EXPIRY.only(float(self.material.expires_s))]
 
 
 class _CurrentContext(ssl.SSLContext):
