@@ -66,13 +66,19 @@ def run_manager(start: Start) -> int:
         if tell_parent is not None:
             tell_parent()
 
+    # Whoever looks into the log does not see what the command prints.
+    aside = start.daemon or (logger_config is not None and bool(logger_config.root.files))
     try:
         from kvcm.service.run import run
 
         run(settings, on_ready)
     except KvcmError as error:
-        if start.daemon or (logger_config is not None and logger_config.root.files):
+        if aside:
             _log.error("start_failed: %s", error.message)
+        raise
+    except Exception:
+        if aside:
+            _log.exception("failed")
         raise
     finally:
         logs.finish()

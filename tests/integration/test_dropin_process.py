@@ -165,12 +165,14 @@ def test_what_cannot_be_used_ends_the_foreground(arguments: list[str], exit_code
 
 @pytest.mark.parametrize(("daemon", "exit_code"), [([], 1), (["-d"], 0)])
 def test_a_start_that_fails_later_is_said(daemon: list[str], exit_code: int, tmp_path: Path) -> None:
+    (tmp_path / "logger.conf").write_text(UPSTREAM_LOGGER, encoding="utf-8")
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
-        done = foreground(*daemon, "-e", f"kvcm.service.http_port={taken.getsockname()[1]}", cwd=tmp_path)
+        done = foreground(*daemon, "-l", "logger.conf", "-e", f"kvcm.service.http_port={taken.getsockname()[1]}", cwd=tmp_path)
     assert done.returncode == exit_code
     assert "cannot be opened for HTTP" in done.stderr
+    assert "start_failed: Port" in (tmp_path / "deep" / "logs" / "server.log").read_text(encoding="utf-8")
     assert ("the manager ended during its start" in done.stderr) == bool(daemon)
 
 
