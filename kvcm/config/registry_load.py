@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from kvcm.common.errors import CapacityReached, InvalidArgument, KvcmError, StorageError, Unsupported
 from kvcm.config.accounts import MAX_ACCOUNTS
-from kvcm.config.errors import InUse
+from kvcm.config.errors import InUse, VersionConflict
 from kvcm.config.model import Instance, InstanceGroup
 from kvcm.config.persisted import group_to_dict, instance_to_dict, storage_to_dict
 from kvcm.config.persisted_account import Account, account_to_dict
@@ -32,6 +32,7 @@ from kvcm.data_storage.model import Storage
 
 _OPEN_AT_ONCE = 8
 _SLICE = 256
+_MAX_VERSION = (1 << 63) - 1
 _log = logging.getLogger("kvcm.config.registry")
 
 
@@ -91,7 +92,7 @@ class SnapshotLoader:
         for group in snapshot.groups:
             old = tables.groups.get(group.name)
             if old is None or not (old.version >= group.version and replace(old, version=group.version) == group):
-                plan.groups.append(group if old is None else replace(group, version=max(group.version, old.version + 1)))
+                plan.groups.append(group if old is None else replace(group, version=_next_version(old, group)))
         group_names = {group.name for group in snapshot.groups} | set(tables.groups)
         for number, instance in enumerate(snapshot.instances):
             self._plan_instance(plan, instance, group_names, force)
@@ -192,6 +193,12 @@ def _changes(plan: Loaded) -> Sequence[Change]:
         *(Change("instance_group", group.name, group_to_dict(group)) for group in plan.groups),
         *(Change("instance", instance.instance_id, instance_to_dict(instance)) for instance in plan.instances),
     ]
+
+
+def _next_version(old: InstanceGroup, wanted: InstanceGroup) -> int:
+    if old.version >= _MAX_VERSION:
+        raise VersionConflict(f"config_snapshot changes instance group {old.name!r}, whose version is the greatest there is; remove the group first.")
+    return max(wanted.version, old.version + 1)
 
 
 def _check_room(what: str, count: int, limit: int) -> None:

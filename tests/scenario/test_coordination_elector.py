@@ -202,6 +202,33 @@ def test_a_campaign_ban_is_kept_to_its_end() -> None:
     assert story.tick() == [Campaign()]
 
 
+@pytest.mark.parametrize(("delay_us", "waits_us"), [(0, 0), (-1000, 0), (2_000_000, 1_000_000), (60_000_000, 59_000_000)])
+def test_a_delay_that_is_changed_while_it_runs_counts_from_when_leadership_ended(delay_us: int, waits_us: int) -> None:
+    story = Story(ElectorSettings("n", campaign_delay_ms=5000))
+    story.lead()
+    story.elector.demote(story.now)
+    story.tick()
+    story.elector.demoted()
+    story.tick()
+    story.elector.resigned(story.now)
+    assert story.tick(1_000_000) == []
+    story.elector.campaign_delay_us = delay_us
+    if waits_us:
+        assert story.tick(waits_us - 1) == []
+        story.now += 1
+    assert story.tick() == [Campaign()]
+
+
+def test_a_changed_delay_does_not_shorten_the_pause_after_a_failed_promotion() -> None:
+    story = Story(ElectorSettings("n", campaign_delay_ms=60_000, promote_backoff_ms=3000))
+    story.win()
+    story.elector.promoted(story.now, False)
+    until = story.elector.banned_until_us
+    assert until == story.now + 3_000_000
+    story.elector.campaign_delay_us = 0
+    assert story.elector.banned_until_us == until
+
+
 def test_stopping_runs_the_demotion_and_gives_the_lease_back() -> None:
     story = Story()
     story.lead()
