@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import kvcm.service
 from kvcm.service.testing_dropin import PROGRAM, DropIn, command_lines, script
 from kvcm.service.testing_wire import ADMIN, META, GrpcWire, HttpWire, code
 
@@ -246,6 +247,29 @@ def test_configuration_in_upstreams_dialect_starts_it_with_warnings_only(tmp_pat
     assert "kvcm.schedule_plan_executor_thread_count" not in log
     assert "async_flush, compress, layout, layout.LogPattern: not acted on" in log
     assert "there is no log of the name 'elsewhere'" in log
+
+
+def test_the_packaged_files_fill_a_log_each_for_service_calls_events_and_metrics() -> None:
+    etc = Path(kvcm.service.__file__).parent / "etc"
+    settings = {
+        "kvcm.event.event_publishers_configs": '{"log":{"enable":true}}',
+        "kvcm.metrics.reporter_type": "logging",
+        "kvcm.metrics.report_interval_ms": "50",
+        "kvcm.startup_config": str(etc / "default_startup_config.json"),
+    }
+    with DropIn(settings, ["-c", str(etc / "default_server_config.conf"), "-l", str(etc / "default_logger_config.conf")]) as manager:
+        wire = HttpWire(manager.http_url)
+        assert code(wire.call("RegisterInstance", INSTANCE | {"instance_id": "logged"})) == "OK"
+        started = wire.call("StartWriteCache", {"trace_id": "t", "instance_id": "logged", "block_keys": [1], "write_timeout_seconds": 30})
+        assert code(started) == "OK"
+        assert manager.stop() == 0
+        assert manager.log.count("\n") == 1, "only the line that says it is ready"
+        logs = {path.name: path.read_text(encoding="utf-8").splitlines() for path in (manager.workdir / "logs").iterdir()}
+    assert set(logs) == {"kv_cache_manager.log", "access.log", "event_publisher.log", "metrics.log"}
+    assert [json.loads(line)["api_name"] for line in logs["access.log"]][-2:] == ["RegisterInstance", "StartWriteCache"]
+    assert [json.loads(line)["type"] for line in logs["event_publisher.log"]] == ["StartWriteCache"]
+    assert "service.query_counter" in "".join(logs["metrics.log"])
+    assert all(line.startswith("time=") for line in logs["kv_cache_manager.log"])
 
 
 def test_the_console_and_the_level_of_the_environment_count(tmp_path: Path) -> None:
