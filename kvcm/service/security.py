@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from kvcm.common.clock import Clock
-from kvcm.config.errors import SettingsError
 from kvcm.config.settings import Settings
 from kvcm.config.settings_security import AUTH_ACCOUNTS, CLIENT_AUTH_NONE
 from kvcm.metrics import catalogue
@@ -62,22 +61,14 @@ class Security:
         return [(plane, guard) for plane, guard in found if guard is not None]
 
 
-async def open_security(settings: Settings, clock: Clock, stack: AsyncExitStack, verify: Verify | None) -> tuple[Security, Callable[[], None]]:
-    """The protection, and what to call when accounts have changed. What it opens closes with `stack`. Raises SettingsError.
-
-    `verify`: passwords of accounts; needed when `kvcm.service.auth` says so.
-    """
+async def open_security(settings: Settings, clock: Clock, stack: AsyncExitStack, verify: Verify) -> Security:
+    """What the settings ask for. It closes with `stack`. Raises SettingsError. `verify`: the passwords of accounts."""
     files = CredentialFiles(settings.service_credentials_reload_ms)
     stack.push_async_callback(files.stop)
     tls = await _open_tls(settings, clock, files)
     admin_tokens = await _admin_tokens(settings, files)
     meta_tokens = await _file_tokens(files, "meta_tokens", settings.service_meta_auth_token_file)
-    accounts = None
-    if settings.service_auth == AUTH_ACCOUNTS:
-        if verify is None:
-            raise SettingsError("'kvcm.service.auth=accounts' is not part of this version; use tokens.")
-        accounts = AccountCheck(verify, clock)
-        stack.callback(accounts.close)
+    accounts = AccountCheck(verify, clock) if settings.service_auth == AUTH_ACCOUNTS else None
     files.start()
 
     admin_guard = Guard(tuple(admin_tokens), accounts) if admin_tokens else None
@@ -86,8 +77,7 @@ async def open_security(settings: Settings, clock: Clock, stack: AsyncExitStack,
         _log.warning("admin_grpc_unguarded: kvcm.service.admin_auth_http_only is true, so the admin service by gRPC asks nobody for a token")
     admin = Protection(tls, admin_guard, None if settings.service_admin_auth_http_only else admin_guard)
     meta = Protection(None if settings.tls_admin_only else tls, meta_guard, meta_guard)
-    security = Security(settings.service_bind_host or ALL_INTERFACES, meta, admin, files)
-    return security, accounts.forget if accounts is not None else _nothing
+    return Security(settings.service_bind_host or ALL_INTERFACES, meta, admin, files)
 
 
 async def _open_tls(settings: Settings, clock: Clock, files: CredentialFiles) -> TlsKeeper | None:
@@ -128,7 +118,3 @@ async def _file_tokens(files: CredentialFiles, name: str, path: str) -> list[Tok
 def _warn_weak(tokens: list[bytes], source: str) -> None:
     if weak_tokens(tokens):
         _log.warning("weak_tokens source=%s count=%d: a token should have at least 32 random characters", source, weak_tokens(tokens))
-
-
-def _nothing() -> None:
-    return

@@ -121,10 +121,6 @@ class ManagerServer:
         settings, clock, ids, stack = self._settings, self._clock, self._ids, self._stack
         startup = read_startup(settings.startup_config)
 
-        # What guards the ports, before anything is opened that would have to be guarded.
-        security, _ = await open_security(settings, clock, stack, None)
-        self._security = security
-
         # What blocks, and what outlives every term.
         pool = BlockingPool(threads=_IO_THREADS, clock=clock)
         stack.callback(pool.close)
@@ -152,7 +148,8 @@ class ManagerServer:
         background = (Housekeeper(manager, clock), StorageKeeper(storages, registry))
         lifecycle = Lifecycle(term, registry, manager, background, in_flight, startup, self._own_process)
 
-        # Leadership.
+        # What guards the ports, before any of them is open; then leadership.
+        security = self._security = await open_security(settings, clock, stack, registry.accounts.verify)
         observation = Observation(settings, registry, storages, clock, ids)
         stack.callback(observation.close)
         listeners = Listeners(settings, security, observation.http)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kvcm.config.passwords import Cost, PasswordHasher
 from kvcm.protocol import admin_service_pb2 as admin
 from kvcm.protocol import debug_service_pb2 as debug
 from kvcm.protocol import meta_service_pb2 as meta
+from kvcm.service import server as server_module
 from kvcm.service.http.body import MAX_BODY_BYTES
 from kvcm.service.server import ManagerServer
 from kvcm.service.testing import InProcessManager, free_port
@@ -227,3 +231,43 @@ def test_ipv6_listeners() -> None:
                 await channel.unary_unary(RPCS["meta"][0])(b"", timeout=10)
 
     asyncio.run(whole())
+
+
+def test_accounts_with_roles(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A hash that takes a fifth of a second is right for passwords and wrong for a test.
+    monkeypatch.setattr(server_module, "PasswordHasher", partial(PasswordHasher, Cost(n=16, r=1, p=1)))
+
+    def basic(user: str, password: str) -> str:
+        return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+    async def story(desk: Desk) -> None:
+        add = {"trace_id": "t", "user_name": "ann", "password": "ann-password", "role": "ROLE_USER"}
+        url = f"http://127.0.0.1:{desk.ports['admin']}/api/"
+        own = {"Authorization": f"Bearer {GOOD}"}
+        for body in (add, add | {"user_name": "root", "password": "root-password", "role": "ROLE_ADMIN"}):
+            reply = await desk.client.post(url + "addAccount", json=body, headers=own)
+            assert reply.json()["header"]["status"]["code"] == "OK"
+        ann, root = basic("ann", "ann-password"), basic("root", "root-password")
+        assert (await desk.http("admin", "/api/listStorage", ann)).status_code == 200
+        assert (await desk.http("admin", "/metrics", ann, "GET")).status_code == 200
+        for path in ("/api/addStorage", "/api/addAccount", "/api/listAccount", "/api/genConfigSnapshot"):
+            assert (await desk.http("admin", path, ann)).status_code == 403
+            assert (await desk.http("admin", path, root)).status_code == 200
+        assert (await desk.http("debug", "/api/clearFaults", ann)).status_code == 403
+        assert await desk.rpc("admin", ann) is grpc.StatusCode.OK
+        assert await desk.rpc("debug", ann) is grpc.StatusCode.PERMISSION_DENIED
+        assert await desk.rpc("debug", root) is grpc.StatusCode.OK
+        refused = await desk.http("admin", "/api/listStorage", basic("ann", "root-password"))
+        assert refused.status_code == 401
+        assert refused.headers.get_list("www-authenticate") == ['Bearer realm="kvcm", error="invalid_token"', 'Basic realm="kvcm", charset="UTF-8"']
+        # What is remembered about an account ends with it.
+        await desk.client.post(url + "deleteAccount", json={"user_name": "ann"}, headers=own)
+        assert await desk.rpc("admin", ann) is grpc.StatusCode.UNAUTHENTICATED
+        for _ in range(10):
+            last = await desk.http("admin", "/api/listStorage", basic("root", "guess"))
+        assert last.status_code == 401
+        assert (await desk.http("admin", "/api/listStorage", basic("root", "guess"))).status_code == 429
+        assert await desk.rpc("admin", root) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await desk.rpc("admin", f"Bearer {GOOD}") is grpc.StatusCode.OK
+
+    run(story, {"kvcm.service.auth": "accounts", "kvcm.service.admin_auth_token": GOOD})

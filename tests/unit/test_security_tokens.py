@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
-import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcm.common.clock import FakeClock
+from kvcm.common.errors import NotReady
+from kvcm.config.accounts import Role
 from kvcm.config.errors import SettingsError
 from kvcm.protocol import admin_service_pb2 as admin
 from kvcm.service.admin_service import FULL_NAME
-from kvcm.service.auth.accounts import MAX_WAITING, REMEMBER_S, AccountCheck, Busy, Role
+from kvcm.service.auth.accounts import PER_NAME_BURST, PER_NAME_MINUTE, PER_PEER_BURST, AccountCheck, Busy
 from kvcm.service.auth.guard import READS, Guard, Refusal, Tokens
 from kvcm.service.auth.header import BasicOffer, BearerOffer, NoOffer, parse_authorization
 from kvcm.service.auth.limiter import FailureLimiter
@@ -114,92 +115,81 @@ def test_failures_are_bounded_per_peer_and_the_table_too() -> None:
 
 
 class Book:
-    """Accounts `ann` (USER) and `root` (ADMIN) with the password `pw`; counts and can hold back the slow check."""
+    """Accounts `ann` (USER) and `root` (ADMIN) with the password `pw`; counts, and can hold the check back or not know."""
 
     def __init__(self) -> None:
         self.asked = 0
-        self.go = threading.Event()
+        self.leads = True
+        self.go = asyncio.Event()
         self.go.set()
-        self.roles = {"ann": Role.USER, "root": Role.ADMIN}
 
-    def verify(self, user: str, password: str) -> Role | None:
+    async def verify(self, user: str, password: str) -> Role | None:
         self.asked += 1
-        self.go.wait(10)
-        return self.roles.get(user) if password == "pw" else None
+        if not self.leads:
+            raise NotReady("not here")
+        await self.go.wait()
+        return {"ann": Role.USER, "root": Role.ADMIN}.get(user) if password == "pw" else None
 
 
-def test_a_right_password_is_remembered_for_a_while_and_a_wrong_one_never() -> None:
+def test_whoever_guesses_is_not_checked_for_a_while_and_others_are() -> None:
     async def story() -> None:
         book, clock = Book(), FakeClock()
         check = AccountCheck(book.verify, clock)
-        assert await check.role("ann", "pw", "p") is Role.USER
-        assert await check.role("ann", "pw", "p") is Role.USER
-        assert book.asked == 1
-        assert await check.role("ann", "no", "p") is None
-        assert await check.role("ann", "no", "p") is None
-        assert book.asked == 3
-        # The border between name and password belongs to what is remembered.
-        assert await check.role("an", "npw", "p") is None
-        clock.advance_us(REMEMBER_S * 1_000_000 + 1)
-        assert await check.role("ann", "pw", "p") is Role.USER
-        assert book.asked == 5
-        del book.roles["ann"]
-        assert await check.role("ann", "pw", "p") is Role.USER
-        check.forget()
-        assert await check.role("ann", "pw", "p") is None
-        check.close()
-
-    asyncio.run(story())
-
-
-def test_an_answer_from_before_a_change_of_accounts_is_not_remembered() -> None:
-    async def story() -> None:
-        book = Book()
-        book.go.clear()
-        check = AccountCheck(book.verify, FakeClock())
-        asking = asyncio.ensure_future(check.role("ann", "pw", "p"))
-        await asyncio.sleep(0)
-        check.forget()
-        book.go.set()
-        assert await asking is Role.USER
-        del book.roles["ann"]
-        assert await check.role("ann", "pw", "p") is None
-        check.close()
-
-    asyncio.run(story())
-
-
-def test_a_peer_that_guesses_is_not_served_and_others_are() -> None:
-    async def story() -> None:
-        book, clock = Book(), FakeClock()
-        check = AccountCheck(book.verify, clock, FailureLimiter(burst=2, per_minute=1))
-        assert await check.role("root", "pw", "good") is Role.ADMIN
-        for _ in range(2):
+        for _ in range(PER_NAME_BURST):
             assert await check.role("root", "guess", "bad") is None
         asked = book.asked
-        with pytest.raises(Busy):
-            await check.role("root", "third guess", "bad")
+        for password in ("guess", "pw"):
+            with pytest.raises(Busy):
+                await check.role("root", password, "bad")
         assert book.asked == asked
+        assert await check.role("ann", "pw", "bad") is Role.USER
         assert await check.role("root", "pw", "good") is Role.ADMIN
-        clock.advance_us(MINUTE_US)
-        assert await check.role("root", "guess", "bad") is None
-        check.close()
+        clock.advance_us(MINUTE_US // PER_NAME_MINUTE)
+        assert await check.role("root", "pw", "bad") is Role.ADMIN
 
     asyncio.run(story())
 
 
-def test_only_so_many_checks_wait() -> None:
+def test_whoever_tries_many_names_is_not_checked_either() -> None:
+    async def story() -> None:
+        check = AccountCheck(Book().verify, FakeClock())
+        for number in range(PER_PEER_BURST):
+            assert await check.role(f"user{number}", "guess", "bad") is None
+        with pytest.raises(Busy):
+            await check.role("another", "guess", "bad")
+        assert await check.role("another", "guess", "good") is None
+
+    asyncio.run(story())
+
+
+def test_guesses_at_the_same_time_count_as_well() -> None:
     async def story() -> None:
         book = Book()
         book.go.clear()
         check = AccountCheck(book.verify, FakeClock())
-        waiting = [asyncio.ensure_future(check.role("ann", "pw", str(number))) for number in range(MAX_WAITING)]
+        waiting = [asyncio.ensure_future(check.role("root", "guess", "bad")) for _ in range(50)]
         await asyncio.sleep(0)
-        with pytest.raises(Busy):
-            await check.role("ann", "pw", "one more")
+        assert book.asked == PER_NAME_BURST
         book.go.set()
-        assert set(await asyncio.gather(*waiting)) == {Role.USER}
-        check.close()
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        assert answers.count(None) == PER_NAME_BURST
+
+    asyncio.run(story())
+
+
+def test_right_passwords_and_checks_that_were_not_made_cost_no_attempts() -> None:
+    async def story() -> None:
+        book = Book()
+        check = AccountCheck(book.verify, FakeClock())
+        for _ in range(2 * PER_PEER_BURST):
+            assert await check.role("ann", "pw", "peer") is Role.USER
+        book.leads = False
+        guard = Guard((Tokens(TokenSet([b"admin-token"])),), check)
+        for _ in range(2 * PER_PEER_BURST):
+            assert await guard.admit(basic("ann"), "peer", "ListStorage") is Refusal.UNAVAILABLE
+        assert await guard.admit(b"Bearer admin-token", "peer", "AddStorage") is None
+        book.leads = True
+        assert await guard.admit(basic("ann"), "peer", "ListStorage") is None
 
     asyncio.run(story())
 
@@ -230,7 +220,6 @@ def test_who_may_call_what(header: bytes | None, rpc: str, refusal: Refusal | No
         guard = Guard((Tokens(TokenSet([b"admin-token"])),), check)
         assert await guard.admit(header, "peer", rpc) is refusal
         assert sum(guard.refused.values()) == (refusal is not None)
-        check.close()
 
     asyncio.run(story())
 
@@ -245,7 +234,6 @@ def test_the_meta_plane_takes_both_kinds_of_tokens_and_all_roles() -> None:
         meta.current = TokenSet([b"another"])
         assert await guard.admit(b"Bearer meta-token", "peer", "StartWriteCache") is Refusal.UNKNOWN
         assert await Guard((own,)).admit(basic("root"), "peer", "ListStorage") is Refusal.MALFORMED
-        check.close()
 
     asyncio.run(story())
 

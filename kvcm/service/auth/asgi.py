@@ -16,6 +16,7 @@ _ANSWERS = {
     Refusal.UNKNOWN: (401, _UNAUTHORIZED, f'Bearer realm="{REALM}", error="invalid_token"'),
     Refusal.FORBIDDEN: (403, b'{"error":"forbidden"}', ""),
     Refusal.BUSY: (429, b'{"error":"too many attempts"}', ""),
+    Refusal.UNAVAILABLE: (503, b'{"error":"accounts cannot be checked now"}', ""),
 }
 
 
@@ -36,7 +37,7 @@ class GuardedApp:
             client = scope.get("client")
             refusal = await self._guard.admit(_header(scope, b"authorization"), client[0] if client else "", rpc_of(path))
             if refusal is not None:
-                await _refuse(scope, send, refusal)
+                await _refuse(scope, send, refusal, self._guard.takes_passwords)
                 return
         await self._app(scope, receive, send)
 
@@ -59,11 +60,13 @@ def _header(scope: Any, wanted: bytes) -> bytes | None:
     return found
 
 
-async def _refuse(scope: Any, send: Any, refusal: Refusal) -> None:
+async def _refuse(scope: Any, send: Any, refusal: Refusal, takes_passwords: bool) -> None:
     status, body, challenge = _ANSWERS[refusal]
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if challenge:
         headers.append((b"www-authenticate", challenge.encode()))
+        if takes_passwords:
+            headers.append((b"www-authenticate", f'Basic realm="{REALM}", charset="UTF-8"'.encode()))
     size = _header(scope, b"content-length") or b"0"
     if _header(scope, b"transfer-encoding") is not None or not size.isdigit() or len(size) > 9 or int(size) > _SMALL_BODY_BYTES:
         # Nobody reads a body that long only to keep the connection.

@@ -16,7 +16,8 @@ _ANSWERS = {
     Refusal.MALFORMED: (grpc.StatusCode.UNAUTHENTICATED, "the metadata 'authorization' is not of the form 'Bearer <token>'"),
     Refusal.UNKNOWN: (grpc.StatusCode.UNAUTHENTICATED, "the credentials are not known to this manager"),
     Refusal.FORBIDDEN: (grpc.StatusCode.PERMISSION_DENIED, "this account may read, but not change anything"),
-    Refusal.BUSY: (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many attempts; try again in a minute"),
+    Refusal.BUSY: (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many wrong passwords; try again in a minute"),
+    Refusal.UNAVAILABLE: (grpc.StatusCode.UNAVAILABLE, "accounts cannot be checked by this manager now; only the leader knows them"),
 }
 
 

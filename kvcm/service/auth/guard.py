@@ -11,7 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from kvcm.service.auth.accounts import AccountCheck, Busy, Role
+from kvcm.common.errors import NotReady
+from kvcm.config.accounts import Role
+from kvcm.service.auth.accounts import AccountCheck, Busy
 from kvcm.service.auth.header import BasicOffer, BearerOffer, NoOffer, parse_authorization
 from kvcm.service.auth.tokens import TokenSet
 
@@ -41,6 +43,7 @@ class Refusal(Enum):
     UNKNOWN = "unknown"
     FORBIDDEN = "forbidden"
     BUSY = "busy"
+    UNAVAILABLE = "unavailable"
 
 
 @dataclass(slots=True)
@@ -57,6 +60,7 @@ class Guard:
         self._planes = planes
         self._accounts = accounts
         self._meta = meta
+        self.takes_passwords = accounts is not None
         self.refused = dict.fromkeys(Refusal, 0)
 
     def may(self, role: Role, rpc: str) -> bool:
@@ -88,6 +92,8 @@ class Guard:
             role = await self._accounts.role(offer.user, offer.password, peer)
         except Busy:
             return Refusal.BUSY
+        except NotReady:
+            return Refusal.UNAVAILABLE
         if role is None:
             return Refusal.UNKNOWN
         return None if self.may(role, rpc) else Refusal.FORBIDDEN

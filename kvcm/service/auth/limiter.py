@@ -26,5 +26,11 @@ class FailureLimiter:
         while len(self._whole_at) > self._max_peers:
             self._whole_at.popitem(last=False)
 
+    def forgive(self, peer: str) -> None:
+        """Take one failure back."""
+        whole_at = self._whole_at.get(peer)
+        if whole_at is not None:
+            self._whole_at[peer] = whole_at - self._us_each
+
     def __len__(self) -> int:
         return len(self._whole_at)
