@@ -36,16 +36,19 @@ class ManagerProcess:
     """`with ManagerProcess({"kvcm.registry_storage.uri": ...}) as manager:` runs `kvcm serve` until the block ends.
 
     Raises NotReady with the end of the log when it does not serve within `ready_s` seconds or ends before. Ports that are not given are free ones; the
-    admin gRPC service then shares the port of the meta service. `stop` and `kill` may be called inside the block.
+    admin gRPC service then shares the port of the meta service. `stop` and `kill` may be called inside the block. `config`: the text of a configuration
+    file, for what must not be among the arguments of a process.
     """
 
-    def __init__(self, settings: Mapping[str, str] | None = None, *, python: str = sys.executable, ready_s: float = READY_S) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None, *, config: str = "", python: str = sys.executable, ready_s: float = READY_S) -> None:
         self._settings = dict.fromkeys(_FREE_PORTS, "0") | {"kvcm.service.bind_host": _LOCAL} | dict(settings or {})
         self._python = python
         self._ready_s = ready_s
         self._folder = tempfile.TemporaryDirectory(prefix="kvcm-process-")
         self._log = Path(self._folder.name, "log")
         self._port_file = Path(self._folder.name, "ports.json")
+        self._config_file = Path(self._folder.name, "kvcm.conf")
+        self._config_file.write_text(config, encoding="utf-8")
         self.process: subprocess.Popen[bytes] | None = None
         self.endpoint = Endpoint()
 
@@ -107,7 +110,7 @@ class ManagerProcess:
         """Also after `stop` or `kill`, with the same settings."""
         self._port_file.unlink(missing_ok=True)
         pairs = [part for key, value in self._settings.items() for part in ("-e", f"{key}={value}")]
-        command = [self._python, "-m", "kvcm.cli.main", "serve", "--port-file", str(self._port_file), *pairs]
+        command = [self._python, "-m", "kvcm.cli.main", "serve", "-c", str(self._config_file), "--port-file", str(self._port_file), *pairs]
         # Settings of the caller's environment would win over ours.
         environ = {key: value for key, value in os.environ.items() if not key.lower().startswith("kvcm")}
         with self._log.open("ab") as log:
