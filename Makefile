@@ -37,6 +37,7 @@ lint: venv ## ruff, types, layers, generated files
 	@.venv/bin/lint-imports --no-cache
 	@$(PY) -m kvcm.protocol.generate --check
 	@$(PY) -m kvcm.resources.generate --check
+	@$(PY) -m kvcm.metrics.generate --check
 	@$(PY) -m kvcm.config.settings_docs --check
 
 format: venv ## put code into the project's format
