@@ -39,7 +39,7 @@ def startup(tmp_path: Path) -> str:
     from kvcm.config.persisted import group_to_dict, storage_to_dict
     from kvcm.config.startup import default_group, default_storage
 
-    storage = storage_to_dict(default_storage())
+    storage: dict[str, Any] = storage_to_dict(default_storage())
     storage["storage_spec"]["root_path"] = f"{tmp_path}/nfs/"
     path = tmp_path / "startup.json"
     path.write_text(json.dumps({"storage_config": storage, "instance_group": group_to_dict(default_group())}))
@@ -81,7 +81,8 @@ def test_everything_that_looks_sees_the_calls_and_no_secret(startup: str) -> Non
         account = {"trace_id": "a", "user_name": "u", "password": CANARY, "role": "ROLE_USER"}
         post(admin_url, "addAccount", account)
         with grpc.insecure_channel(manager.meta_address) as channel:
-            call = channel.unary_unary("/kv_cache_manager.proto.meta.MetaService/GetCacheMeta")
+            untyped: Any = channel  # the stubs insist on serialisers
+            call = untyped.unary_unary("/kv_cache_manager.proto.meta.MetaService/GetCacheMeta")
             call(meta.GetCacheMetaRequest(trace_id="g", instance_id="i", block_keys=[1]).SerializeToString(), timeout=10)
         assert manager.stop() == 0
         log = manager.log
@@ -106,7 +107,8 @@ def test_the_page_has_only_families_of_the_catalogue_and_forgets_what_is_gone(st
 
             async def ask(service: str, name: str, request: Any, reply_cls: Any) -> Any:
                 package = "meta" if service == "MetaService" else "admin"
-                call = channel.unary_unary(f"/kv_cache_manager.proto.{package}.{service}/{name}")
+                untyped: Any = channel  # the stubs insist on serialisers
+                call = untyped.unary_unary(f"/kv_cache_manager.proto.{package}.{service}/{name}")
                 reply = reply_cls.FromString(await call(request.SerializeToString(), timeout=10))
                 assert reply.header.status.code == 1, reply.header.status.message
                 return reply
