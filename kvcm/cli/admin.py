@@ -1,86 +1,63 @@
-"""What commands that talk to a manager share: the address, the time-out, waiting for a manager that is just starting."""
+"""`kvcm admin`: act on one manager process: give up leadership, stay out of elections, log more or less."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
 
-from kvcm.common.errors import InvalidArgument, KvcmError, NotLeader, NotReady
+from kvcm.cli.manager import add_manager_arguments, when_ready, with_manager
 
-if TYPE_CHECKING:
-    from kvcm.client.admin_client import AdminClient
-
-MANAGER_VARIABLE = "KVCM_MANAGER"
-DEFAULT_MANAGER = "127.0.0.1:6491"
-DEFAULT_TIMEOUT_S = 10.0
-MAX_TIMEOUT_S = 3600.0
-_RETRY_PAUSE_S = 0.2
-
-_Result = TypeVar("_Result")
+_LEVELS = ("debug", "info", "warn", "error")
+_MAX_DELAY_MS = 86_400_000
 
 
-def add_manager_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--manager",
-        metavar="HOST:PORT",
-        default=None,
-        help=f"admin gRPC address of the manager (default: ${MANAGER_VARIABLE}, else {DEFAULT_MANAGER})",
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("admin", help="act on one manager process", description="Act on the manager process at --manager, and on no other.")
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+
+    demote = actions.add_parser("demote", help="give up leadership", description="Make a manager that leads give up leadership. It may win again at once.")
+    demote.add_argument("--stay-out", metavar="MS", type=_delay, help="first set its campaign delay, so that another one wins")
+    add_manager_arguments(demote)
+    demote.set_defaults(run=run_demote)
+
+    delay = actions.add_parser(
+        "campaign-delay",
+        help="show or set how long it stays out of elections",
+        description="Show or set how long a manager stays out of elections after it lost or gave up leadership. Forgotten when it restarts.",
     )
-    parser.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=DEFAULT_TIMEOUT_S, help="longest wait for each answer (default: %(default)g)")
+    delay.add_argument("delay", metavar="MS", nargs="?", type=_delay, help="milliseconds; without it, the present value is shown")
+    add_manager_arguments(delay)
+    delay.set_defaults(run=run_delay)
+
+    level = actions.add_parser("log-level", help="log more or less", description="Set what a manager logs, until it restarts.")
+    level.add_argument("level", metavar="LEVEL", type=str.lower, choices=_LEVELS, help=f"one of {', '.join(_LEVELS)}")
+    add_manager_arguments(level)
+    level.set_defaults(run=run_level)
 
 
-def manager_address(option: str | None) -> str:
-    """The address to use; raises InvalidArgument for a text that is no `host:port`."""
-    text = option or os.environ.get(MANAGER_VARIABLE) or DEFAULT_MANAGER
-    host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 65536 or "/" in text:
-        source = "--manager" if option else MANAGER_VARIABLE
-        raise InvalidArgument(f"{source} must be host:port, such as {DEFAULT_MANAGER}")
-    return text
+def run_demote(options: argparse.Namespace) -> int:
+    if options.stay_out is not None:
+        with_manager(options, lambda admin: admin.set_campaign_delay(options.stay_out))
+    # Not repeated while the node says that it does not lead: that is an answer here.
+    with_manager(options, lambda admin: admin.leader_demote())
+    print("leadership given up")
+    return 0
 
 
-def with_manager(options: argparse.Namespace, work: Callable[[AdminClient], Awaitable[_Result]]) -> _Result:
-    """Connect, run `work`, disconnect. Raises KvcmError."""
-    address = manager_address(options.manager)
-
-    async def run() -> _Result:
-        # Here and not above: loading gRPC takes longer than everything else that `kvcm --help` does.
-        from kvcm.client.admin_client import AdminClient
-
-        async with AdminClient(address, timeout_s=options.timeout) as admin:
-            return await work(admin)
-
-    return asyncio.run(run())
+def run_delay(options: argparse.Namespace) -> int:
+    if options.delay is not None:
+        with_manager(options, lambda admin: when_ready(lambda: admin.set_campaign_delay(options.delay), options))
+    print(f"campaign delay: {with_manager(options, lambda admin: when_ready(admin.campaign_delay_ms, options))} ms")
+    return 0
 
 
-async def when_ready(read: Callable[[], Awaitable[_Result]], timeout_s: float) -> _Result:
-    """Repeat a read while the manager is starting or has no leader, until the time is over. A refused connection fails at once."""
-    from kvcm.client.admin_client import ManagerUnreachable
-
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while True:
-        try:
-            return await read()
-        except ManagerUnreachable:
-            raise
-        except (NotReady, NotLeader) as error:
-            if asyncio.get_running_loop().time() + _RETRY_PAUSE_S >= deadline:
-                raise _gave_up(error, timeout_s) from error
-        await asyncio.sleep(_RETRY_PAUSE_S)
+def run_level(options: argparse.Namespace) -> int:
+    with_manager(options, lambda admin: when_ready(lambda: admin.set_log_level(options.level.upper()), options))
+    print(f"log level: {options.level}")
+    return 0
 
 
-def _gave_up(error: KvcmError, timeout_s: float) -> KvcmError:
-    return type(error)(f"the manager was not ready within {timeout_s:g} s: {error.message}")
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= MAX_TIMEOUT_S:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0 and up to {MAX_TIMEOUT_S:g}")
+def _delay(text: str) -> int:
+    value = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
+    if not 0 <= value <= _MAX_DELAY_MS:
+        raise argparse.ArgumentTypeError(f"must be a whole number of milliseconds from 0 to {_MAX_DELAY_MS}")
     return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from kvcm.cli.admin import add_manager_arguments, when_ready, with_manager
+from kvcm.cli.manager import add_manager_arguments, when_ready, with_manager
 from kvcm.cli.output import print_json, say
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 EXIT_UNCHANGED = 0
 EXIT_CHANGED = 2
+_WAIT_S = 10.0
 
 _DONE = {"create": "created", "update": "updated", "enable": "enabled", "disable": "disabled", "unchanged": "unchanged"}
 
@@ -31,7 +32,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("-f", "--filename", metavar="PATH", action="append", required=True, help="file, directory or - for standard input; may be repeated")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and change nothing")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="format of the result (default: %(default)s)")
-    add_manager_arguments(parser)
+    # Long enough for a manager that was started together with this command.
+    add_manager_arguments(parser, wait_s=_WAIT_S)
     parser.set_defaults(run=run)
 
 
@@ -52,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 async def _apply(admin: AdminClient, options: argparse.Namespace, resources: Any) -> int:
     from kvcm.resources.execute import read_plan, run_plan
 
-    plan = await when_ready(lambda: read_plan(resources, admin), options.timeout)
+    plan = await when_ready(lambda: read_plan(resources, admin), options)
     for notice in plan.notices:
         say(f"note: {notice}")
     text = options.output == "text"

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from kvcm.cli.admin import add_manager_arguments, when_ready, with_manager
+from kvcm.cli.manager import add_manager_arguments, when_ready, with_manager
 from kvcm.cli.output import print_json, print_table, print_yaml
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(options: argparse.Namespace) -> int:
     read, table = _READERS[options.what]
-    found = with_manager(options, lambda admin: when_ready(lambda: read(admin), options.timeout))
+    found = with_manager(options, lambda admin: when_ready(lambda: read(admin), options))
     if options.output == "json":
         print_json(found)
     elif options.output == "yaml":
@@ -145,9 +145,35 @@ def _cluster_table(found: Json) -> None:
     )
 
 
+async def _accounts(admin: AdminClient) -> list[Json]:
+    accounts = sorted(await admin.list_accounts(), key=lambda account: account.name)
+    return [{"name": account.name, "role": account.role.value} for account in accounts]
+
+
+def _account_table(found: list[Json]) -> None:
+    print_table(("NAME", "ROLE"), [(item["name"], item["role"]) for item in found])
+
+
+async def _metrics(admin: AdminClient) -> list[Json]:
+    report = await admin.metrics()
+    samples = sorted(report.samples, key=lambda sample: (sample.name, sorted(sample.tags.items())))
+    return [{"name": sample.name, "value": sample.value, "tags": dict(sample.tags)} for sample in samples]
+
+
+def _metric_table(found: list[Json]) -> None:
+    rows = [(item["name"], _number(item["value"]), ",".join(f"{key}={value}" for key, value in sorted(item["tags"].items()))) for item in found]
+    print_table(("NAME", "VALUE", "TAGS"), rows)
+
+
+def _number(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
 _READERS: dict[str, tuple[Callable[[AdminClient], Awaitable[Any]], Callable[[Any], None]]] = {
     "storages": (_storages, _storage_table),
     "groups": (_groups, _group_table),
     "instances": (_instances, _instance_table),
     "cluster": (_cluster, _cluster_table),
+    "accounts": (_accounts, _account_table),
+    "metrics": (_metrics, _metric_table),
 }

@@ -15,17 +15,22 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from kvcm.cli import apply, get, replay, serve
+from kvcm.cli import accounts, admin, apply, call, delete, get, replay, serve, snapshot
 from kvcm.cli.output import say
 from kvcm.common.errors import KvcmError
 
 TRACEBACK_VARIABLE = "KVCM_TRACEBACK"
 # Extend here.
 _COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
+    accounts.register,
+    admin.register,
     apply.register,
+    call.register,
+    delete.register,
     get.register,
     replay.register,
     serve.register,
+    snapshot.register,
 )
 
 

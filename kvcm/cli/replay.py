@@ -11,9 +11,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvcm.cli.manager import add_security_arguments, security_of
 from kvcm.cli.output import print_table, say
 from kvcm.common.errors import InvalidArgument
 
@@ -49,6 +51,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--json", metavar="FILE", help="write the exact numbers there")
     parser.add_argument("--work-dir", metavar="DIR", help="without --manager: where the temporary folder is made (default: the system's place)")
     parser.add_argument("--timeout", metavar="SECONDS", type=_number(1, 3600), default=10, help="longest wait for each answer (default: %(default)s)")
+    add_security_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -113,7 +116,7 @@ def _config(options: argparse.Namespace, target: Target) -> ClientConfig:
     from kvcm.client import ClientConfig
     from kvcm.client.replay import BLOCK_TOKENS
 
-    return ClientConfig.parse(
+    config = ClientConfig.parse(
         {
             "instance_group": target.group,
             "instance_id": options.instance,
@@ -125,14 +128,18 @@ def _config(options: argparse.Namespace, target: Target) -> ClientConfig:
             "sdk_config": {"timeout_config": {"put_timeout_ms": _TRANSFER_MS, "get_timeout_ms": _TRANSFER_MS}},
         }
     )
+    # A manager of our own is in this process: plain text, no identity.
+    return config if target.fresh else replace(config, security=security_of(options))
 
 
 def _usage(target: Target, options: argparse.Namespace) -> int | None:
     from kvcm.client.replay import fetch_metrics, usage_bytes
+    from kvcm.client.security import PLAIN
 
     if not target.metrics_url:
         return None
-    return usage_bytes(fetch_metrics(target.metrics_url, options.timeout), target.group, options.instance)
+    security = PLAIN if target.fresh else security_of(options)
+    return usage_bytes(fetch_metrics(target.metrics_url, options.timeout, security), target.group, options.instance)
 
 
 def _both(before: int | None, after: int | None) -> Usage | None:

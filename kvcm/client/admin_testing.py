@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
 
-from kvcm.client.admin_client import AdminCallFailed, ClusterInfo, Health
-from kvcm.client.admin_types import GroupUsage, GroupView, StorageState, StorageView
+from kvcm.client.admin_client import AdminCallFailed
+from kvcm.client.admin_types import Account, AccountRole, ClusterInfo, GroupUsage, GroupView, Health, MetricSample, MetricsReport, StorageState, StorageView
 from kvcm.common.errors import DuplicateEntity, InvalidArgument, KvcmError, NotFound
 from kvcm.config.model import Instance, InstanceGroup
 from kvcm.data_storage.model import Storage
@@ -31,6 +31,10 @@ class FakeAdmin:
         self.instances = list(instances)
         self.states: dict[str, StorageState | None] = {}
         self.usage: dict[str, GroupUsage | None] = {}
+        self.accounts: dict[str, tuple[str, AccountRole]] = {}
+        self.snapshot = ""
+        self.samples: tuple[MetricSample, ...] = ()
+        self.campaign_delay = 0
         self.calls: list[str] = []
         self._failures: dict[str, list[_Failure]] = {}
 
@@ -80,8 +84,8 @@ class FakeAdmin:
         self.storages[name] = replace(self._storage(name), enabled=False)
         _after(failure)
 
-    async def remove_storage(self, name: str) -> None:
-        failure = self._before("remove_storage", name)
+    async def remove_storage(self, name: str, *, force: bool = False) -> None:
+        failure = self._before("remove_storage", name, force)
         self._storage(name)
         del self.storages[name]
         _after(failure)
@@ -114,14 +118,66 @@ class FakeAdmin:
         self.groups[group.name] = group
         _after(failure)
 
-    async def remove_group(self, name: str) -> None:
-        failure = self._before("remove_group", name)
+    async def remove_group(self, name: str, *, force: bool = False) -> None:
+        failure = self._before("remove_group", name, force)
         if self.groups.pop(name, None) is None:
             raise NotFound(f"group {name} does not exist")
         _after(failure)
 
     async def list_instances(self, group: str) -> list[Instance]:
         return [instance for instance in self.instances if instance.instance_group_name == group]
+
+    async def remove_instance(self, instance_id: str, *, force: bool = False) -> None:
+        failure = self._before("remove_instance", instance_id)
+        kept = [instance for instance in self.instances if instance.instance_id != instance_id]
+        if len(kept) == len(self.instances):
+            raise NotFound(f"instance {instance_id} does not exist")
+        self.instances = kept
+        _after(failure)
+
+    async def list_accounts(self) -> list[Account]:
+        self._maybe_fail("list_accounts")
+        return [Account(name, role) for name, (_, role) in self.accounts.items()]
+
+    async def add_account(self, name: str, password: str, role: AccountRole) -> None:
+        failure = self._before("add_account", name)
+        if name in self.accounts:
+            raise DuplicateEntity(f"account {name} exists already")
+        self.accounts[name] = (password, role)
+        _after(failure)
+
+    async def delete_account(self, name: str) -> None:
+        failure = self._before("delete_account", name)
+        if self.accounts.pop(name, None) is None:
+            raise NotFound(f"account {name} does not exist")
+        _after(failure)
+
+    async def save_snapshot(self) -> str:
+        self._maybe_fail("save_snapshot")
+        return self.snapshot
+
+    async def load_snapshot(self, text: str, *, force: bool = False) -> None:
+        failure = self._before("load_snapshot", "with force" if force else "")
+        self.snapshot = text
+        _after(failure)
+
+    async def metrics(self) -> MetricsReport:
+        self._maybe_fail("metrics")
+        return MetricsReport(1, self.samples, "")
+
+    async def leader_demote(self) -> None:
+        _after(self._before("leader_demote", ""))
+
+    async def campaign_delay_ms(self) -> int:
+        return self.campaign_delay
+
+    async def set_campaign_delay(self, delay_ms: int) -> None:
+        failure = self._before("set_campaign_delay", str(delay_ms))
+        self.campaign_delay = delay_ms
+        _after(failure)
+
+    async def set_log_level(self, level: str) -> None:
+        _after(self._before("set_log_level", level))
 
     async def cluster_info(self) -> ClusterInfo:
         return ClusterInfo("node-1", "node-1", 0, None)
@@ -137,8 +193,8 @@ class FakeAdmin:
             raise NotFound(f"storage {name} does not exist")
         return self.storages[name]
 
-    def _before(self, method: str, name: str) -> _Failure | None:
-        self.calls.append(f"{method} {name}")
+    def _before(self, method: str, name: str, force: bool = False) -> _Failure | None:
+        self.calls.append(f"{method} {name}{' by force' if force else ''}".rstrip())
         waiting = self._failures.get(method)
         failure = waiting.pop(0) if waiting else None
         if failure is not None and not failure.carried_out:

@@ -16,6 +16,7 @@ import yaml
 from kvcm.cli import main as cli
 from kvcm.client import admin_client
 from kvcm.client.admin_testing import FakeAdmin
+from kvcm.client.security import ClientSecurity
 from kvcm.common.errors import KvcmError, NotLeader, StorageError
 from kvcm.config.model import Instance, LocationSpecInfo, ModelDeployment
 
@@ -32,7 +33,7 @@ class Manager(FakeAdmin):
         super().__init__(instances=[instance])
         self.reached: list[tuple[str, float]] = []
 
-    def connect(self, address: str, *, timeout_s: float) -> Manager:
+    def connect(self, address: str, *, timeout_s: float, security: ClientSecurity) -> Manager:
         self.reached.append((address, timeout_s))
         return self
 

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from kvcm.client.errors import ClientError
 from kvcm.client.replay.errors import AuditFailed
+from kvcm.client.security import PLAIN, ClientSecurity
 from kvcm.client.types import Metas
 from kvcm.common.uri import InvalidUri, parse_uri
 
@@ -68,14 +69,17 @@ def take_audit(meta: MetaReader, keys: Iterable[int]) -> Audit:
     return Audit(dict(states), stored)
 
 
-def fetch_metrics(url: str, timeout_s: float = 15.0) -> str:
-    """The text of a metrics page. Raises AuditFailed."""
+def fetch_metrics(url: str, timeout_s: float = 15.0, security: ClientSecurity = PLAIN) -> str:
+    """The text of a metrics page. Raises AuditFailed, InvalidClientConfig (files of `security`)."""
     if not url.startswith(("http://", "https://")):
         raise AuditFailed("the address of the metrics page must start with http:// or https://")
     # A manager is a neighbour: proxies of the environment are for the world outside.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if url.startswith("https://"):
+        handlers.append(urllib.request.HTTPSHandler(context=security.ssl_context()))
+    request = urllib.request.Request(url, headers=dict(security.metadata()))
     try:
-        with opener.open(url, timeout=timeout_s) as reply:
+        with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as reply:
             body: bytes = reply.read(_MAX_PAGE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = f"status {error.code}" if isinstance(error, urllib.error.HTTPError) else "it cannot be reached"
