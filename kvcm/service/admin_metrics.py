@@ -1,29 +1,31 @@
 """AdminService: GetMetrics, every series there is (wire contract 3.7; on any node).
 
-Danger: thousands of series make a reply of megabytes. The number is bounded, what was left out is told in `extra_data`, and others run while it is built.
+Danger: thousands of series make a reply of megabytes. The number is bounded, what was left out is told in `extra_data`, and the message is built in a
+thread.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol, TypeVar
 
+from kvcm.common.errors import NotReady
 from kvcm.metrics.families import AnyFamily, Histogram, Labels
 from kvcm.protocol import admin_service_pb2 as admin
-from kvcm.service.admin_replies import finish
+from kvcm.service.admin_replies import OK
+from kvcm.service.replies import fill_header
 from kvcm.service.rpc import Call, Reply, Rpc
 
 MAX_SERIES = 20_000
-_SLICE = 256
 _MAX_INT = (1 << 63) - 1
+T = TypeVar("T")
 
 
 class MetricsView(Protocol):
-    def collect(self) -> list[AnyFamily]:
-        """All families now."""
+    async def in_thread(self, work: Callable[[list[AnyFamily]], T]) -> T:
+        """`work(all families now)`, in a thread. Raises TimeoutError."""
         ...
 
 
@@ -36,25 +38,34 @@ class _Metrics:
         self._metrics = metrics
 
     async def get(self, request: admin.GetMetricsRequest, call: Call) -> Reply:
-        response = admin.GetMetricsResponse(timestamp=call.now_us // 1000)
-        dropped = 0
-        for number, (name, counter, labels, value) in enumerate(_series(self._metrics.collect())):
-            if number % _SLICE == _SLICE - 1:
-                await asyncio.sleep(0)
-            if number >= MAX_SERIES:
-                dropped += 1
-                continue
-            data = response.metrics.add(metric_name=name)
-            if counter:
-                data.metric_value.int_value = _whole(value)
-            else:
-                data.metric_value.float_value = float(value)
-            for key, text in labels:
-                if text:
-                    data.metric_tags.add(tag_key=key, tag_value=text)
-        if dropped:
-            response.extra_data = json.dumps({"dropped_series": dropped})
-        return finish(response, call)
+        try:
+            series = await self._metrics.in_thread(_message)
+        except TimeoutError:
+            raise NotReady("the metrics took too long to collect; try again later") from None
+        head = admin.GetMetricsResponse(timestamp=call.now_us // 1000)
+        fill_header(head.header, call)
+        return OK, head.SerializeToString() + series
+
+
+def _message(families: list[AnyFamily]) -> bytes:
+    """The reply without header and time; messages are merged by appending their bytes."""
+    response = admin.GetMetricsResponse()
+    dropped = 0
+    for number, (name, counter, labels, value) in enumerate(_series(families)):
+        if number >= MAX_SERIES:
+            dropped += 1
+            continue
+        data = response.metrics.add(metric_name=name)
+        if counter:
+            data.metric_value.int_value = _whole(value)
+        else:
+            data.metric_value.float_value = float(value)
+        for key, text in labels:
+            if text:
+                data.metric_tags.add(tag_key=key, tag_value=text)
+    if dropped:
+        response.extra_data = json.dumps({"dropped_series": dropped})
+    return response.SerializeToString()
 
 
 def _series(families: Iterable[AnyFamily]) -> Iterator[tuple[str, bool, list[tuple[str, str]], float]]:

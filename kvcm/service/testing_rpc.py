@@ -10,9 +10,10 @@ has a write of keys 7 and 8 open, whose session is `desk.session`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -24,6 +25,7 @@ from kvcm.service.cluster import ClusterSnapshot, Endpoint
 from kvcm.service.meta_service import build_meta_service
 from kvcm.service.rpc import Call, Dispatcher
 
+T = TypeVar("T")
 SERVED = [1, 2, 3]
 OPEN = [7, 8]
 MAX_KEYS = 24
@@ -86,8 +88,8 @@ class SomeMetrics:
     def __init__(self) -> None:
         self.families: list[AnyFamily] = []
 
-    def collect(self) -> list[AnyFamily]:
-        return self.families
+    async def in_thread(self, work: Callable[[list[AnyFamily]], T]) -> T:
+        return work(self.families)
 
 
 class RpcDesk:
