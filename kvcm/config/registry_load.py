@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from kvcm.common.errors import CapacityReached, InvalidArgument, KvcmError, StorageError, Unsupported
@@ -79,10 +79,11 @@ class SnapshotLoader:
 
         try:
             await self._open(plan, undo)
+            changes = await _changes(plan)
         except BaseException:
             await take_back()
             raise
-        await self._core.commit(_changes(plan), self._publisher(plan), take_back)
+        await self._core.commit(changes, self._publisher(plan), take_back)
         return plan
 
     async def _plan(self, snapshot: Snapshot, force: bool) -> Loaded:
@@ -96,8 +97,7 @@ class SnapshotLoader:
         group_names = {group.name for group in snapshot.groups} | set(tables.groups)
         for number, instance in enumerate(snapshot.instances):
             self._plan_instance(plan, instance, group_names, force)
-            if number % _SLICE == _SLICE - 1:
-                await asyncio.sleep(0)
+            await _breathe(number)
         for account in snapshot.accounts:
             known = tables.accounts.get(account.user_name)
             if known is None or known.role is not account.role:
@@ -174,25 +174,36 @@ class SnapshotLoader:
             tables.groups.update((group.name, group) for group in plan.groups)
             tables.instances.update((instance.instance_id, instance) for instance in plan.instances)
             tables.accounts.update((account.user_name, account) for account in plan.accounts)
+            # Published; the news may take its time.
             for storage in plan.storages:
                 emit(kinds.STORAGE_UPDATED if storage.name in known[0] else kinds.STORAGE_ADDED, storage.name)
             for group in plan.groups:
                 emit(kinds.GROUP_UPDATED if group.name in known[1] else kinds.GROUP_CREATED, group.name)
-            for instance in plan.instances:
+            for number, instance in enumerate(plan.instances):
                 emit(kinds.INSTANCE_REGISTERED, instance.instance_id)
+                await _breathe(number)
             for account in plan.accounts:
                 emit(kinds.ACCOUNT_UPDATED if account.user_name in known[2] else kinds.ACCOUNT_ADDED, account.user_name)
 
         return publish
 
 
-def _changes(plan: Loaded) -> Sequence[Change]:
-    return [
+async def _changes(plan: Loaded) -> list[Change]:
+    changes = [
         *(Change("storage", storage.name, storage_to_dict(storage)) for storage in plan.storages),
         *(Change("account", account.user_name, account_to_dict(account)) for account in plan.accounts),
         *(Change("instance_group", group.name, group_to_dict(group)) for group in plan.groups),
-        *(Change("instance", instance.instance_id, instance_to_dict(instance)) for instance in plan.instances),
     ]
+    for number, instance in enumerate(plan.instances):
+        changes.append(Change("instance", instance.instance_id, instance_to_dict(instance)))
+        await _breathe(number)
+    return changes
+
+
+async def _breathe(number: int) -> None:
+    """Let others run, every so often."""
+    if number % _SLICE == _SLICE - 1:
+        await asyncio.sleep(0)
 
 
 def _next_version(old: InstanceGroup, wanted: InstanceGroup) -> int:

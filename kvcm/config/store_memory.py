@@ -5,11 +5,14 @@ Danger: records must not be shared with the caller, or a later change of a neste
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Sequence
 
 from kvcm.config.errors import FencedOut
 from kvcm.config.store import TABLES, Change, Record, RegistrySnapshot, Table
+
+_SLICE = 64
 
 
 class MemoryStore:
@@ -24,14 +27,20 @@ class MemoryStore:
         return RegistrySnapshot(tables=copy.deepcopy(self._tables), fence=self._fence)
 
     async def apply(self, changes: Sequence[Change], fence: int) -> None:
+        copies: list[Record | None] = []
+        for number, change in enumerate(changes):
+            copies.append(copy.deepcopy(change.record))
+            if number % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
+        # From here on nothing is awaited: all or nothing, and a leader that came meanwhile is seen.
         if fence < self._fence:
             raise FencedOut("The registry has been taken over by a newer leader.", self._fence)
         self._fence = fence
-        for change in changes:
-            if change.record is None:
+        for change, record in zip(changes, copies, strict=True):
+            if record is None:
                 self._tables[change.table].pop(change.id, None)
             else:
-                self._tables[change.table][change.id] = copy.deepcopy(change.record)
+                self._tables[change.table][change.id] = record
 
     async def close(self) -> None:
         return
