@@ -79,6 +79,7 @@ class Reason(Enum):
     NO_LEADER = "NoLeader", "Pods are up and none of them leads yet."
     SCALED_TO_ZERO = "ScaledToZero", "The spec asks for no pods and there are none."
     CLUSTER_REFUSED = "ClusterRefused", "The API server refused an object that the manager needs; the message says which and why."
+    SECRET_NOT_FOUND = "SecretNotFound", "A Secret that the spec names does not exist or lacks an entry; it is waited for."
     DELETING = "Deleting", "The object is being deleted and what its deletion policy asks for is not done yet."
     IN_USE = "InUse", "Deleting waits because something still uses it; the message says what."
     PAUSED = "Paused", "Nobody looks at this object until it is no longer paused."

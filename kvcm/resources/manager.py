@@ -1,6 +1,6 @@
 """The custom resource `KVCacheManager`: the metadata service itself (design section 4).
 
-Not in the model until they are built, so that setting them is an error and not a silent nothing: etcd and Redis, TLS and tokens, disruption budgets,
+Not in the model until they are built, so that setting them is an error and not a silent nothing: etcd and Redis, client certificates, disruption budgets,
 monitoring, the optimizer. More than one replica is refused by a rule, not by the schema's bounds, because the sentence says why.
 """
 
@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from kvcm.resources.base import API_VERSION, Model, ObjectMeta, Port, RelativePath, ResourceStatus, StatusModel
+from kvcm.resources.manager_security import AdminToken, Tls
 from kvcm.resources.manager_settings import settings_problems
 from kvcm.resources.pod import MAX_ENTRIES, Affinity, NodeSelector, PodAnnotations, PodLabels, PodResources, Toleration
 from kvcm.resources.storage import Volume
@@ -99,6 +100,8 @@ class KVCacheManagerSpec(Model):
     coordination: Coordination = Field(default_factory=Coordination, description="How managers agree on a leader.")
     registry: RegistryStore = Field(default_factory=RegistryStore, description="Where the manager keeps its storages, groups and instances.")
     service: Service = Field(default_factory=Service, description="How the manager is reached.")
+    admin_token: AdminToken = Field(default_factory=AdminToken, description="What callers of the admin ports must present.")
+    tls: Tls | None = Field(default=None, description="TLS on all ports; plain text when unset.")
     resources: PodResources = Field(default_factory=PodResources, description="What a pod asks for and what it may use.")
     node_selector: NodeSelector = Field(default_factory=dict, description="Labels that a node must have.")
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=MAX_ENTRIES, strict=False)] = Field(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from kvcm.config.errors import SettingsError
 from kvcm.config.settings import setting_keys
 from kvcm.config.settings_load import load_settings
+from kvcm.resources.manager_security import DEFAULT_KEY
 
 if TYPE_CHECKING:
     from kvcm.resources.manager import KVCacheManagerSpec
@@ -20,21 +21,13 @@ if TYPE_CHECKING:
 REGISTRY_MOUNT = "/var/lib/kvcm/registry"
 """Where pods mount the volume of a registry that is kept in a file."""
 
+ADMIN_TOKEN_MOUNT = "/etc/kvcm-admin-token"
+"""Where pods mount the Secret with the tokens of administrators; as a folder, because a single file would never change."""
+TLS_MOUNT = "/etc/kvcm-tls"
+
 _PREFIX = "kvcm."
+_NOT_HERE = "is not part of this version on Kubernetes"
 _OPERATOR = "the operator sets it for each pod"
-_SECURITY_KEYS = (
-    "kvcm.service.admin_auth_token_file",
-    "kvcm.service.admin_auth_http_only",
-    "kvcm.service.meta_auth_token_file",
-    "kvcm.service.auth",
-    "kvcm.service.bind_host",
-    "kvcm.service.probe_port",
-    "kvcm.tls.cert_file",
-    "kvcm.tls.key_file",
-    "kvcm.tls.client_ca_file",
-    "kvcm.tls.client_auth",
-    "kvcm.tls.admin_only",
-)
 _DECIDED = {
     "kvcm.registry_storage.uri": "set spec.registry",
     "kvcm.coordination.uri": "set spec.coordination",
@@ -47,7 +40,17 @@ _DECIDED = {
     "kvcm.leader_elector.node_id": _OPERATOR,
     "kvcm.startup_config": "apply Storage and InstanceGroup resources instead",
     "kvcm.service.admin_auth_token": "a resource is readable by many and no place for a secret",
-    **dict.fromkeys(_SECURITY_KEYS, "tokens and TLS of managers on Kubernetes are not part of this version"),
+    "kvcm.service.admin_auth_token_file": "set spec.adminToken",
+    "kvcm.service.admin_auth_http_only": "it would leave an admin port open to everybody",
+    "kvcm.service.meta_auth_token_file": f"a token for the metadata ports {_NOT_HERE}",
+    "kvcm.service.auth": f"authentication by accounts {_NOT_HERE}",
+    "kvcm.service.bind_host": "pods are reached from other machines",
+    "kvcm.service.probe_port": "probes ask the adminHttp port",
+    "kvcm.tls.cert_file": "set spec.tls.secretName",
+    "kvcm.tls.key_file": "set spec.tls.secretName",
+    "kvcm.tls.client_ca_file": f"asking clients for certificates {_NOT_HERE}",
+    "kvcm.tls.client_auth": f"asking clients for certificates {_NOT_HERE}",
+    "kvcm.tls.admin_only": f"TLS on some of the ports {_NOT_HERE}",
 }
 
 
@@ -82,6 +85,11 @@ def manager_settings(spec: KVCacheManagerSpec) -> dict[str, str]:
         "kvcm.service.admin_rpc_port": str(ports.admin_grpc),
         "kvcm.service.admin_http_port": str(ports.admin_http),
     }
+    token, secret = spec.admin_token, spec.admin_token.secret
+    if token.type != "none":
+        decided["kvcm.service.admin_auth_token_file"] = f"{ADMIN_TOKEN_MOUNT}/{DEFAULT_KEY if secret is None else secret.key}"
+    if spec.tls is not None:
+        decided |= {"kvcm.tls.cert_file": f"{TLS_MOUNT}/tls.crt", "kvcm.tls.key_file": f"{TLS_MOUNT}/tls.key"}
     return dict(sorted({**spec.settings, **decided}.items()))
 
 

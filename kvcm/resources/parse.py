@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from kvcm.resources import base, manager, pod
+from kvcm.resources import base, manager, manager_security, pod
 from kvcm.resources.base import API_VERSION, GROUP
 from kvcm.resources.errors import Problem, ResourceError
 from kvcm.resources.group import InstanceGroupResource
@@ -26,7 +26,7 @@ MODELS: dict[str, type[StorageResource] | type[InstanceGroupResource]] = {
     "InstanceGroup": InstanceGroupResource,
 }
 
-_PATTERN_SENTENCES = base.PATTERN_SENTENCES | manager.PATTERN_SENTENCES | pod.PATTERN_SENTENCES
+_PATTERN_SENTENCES = base.PATTERN_SENTENCES | manager.PATTERN_SENTENCES | manager_security.PATTERN_SENTENCES | pod.PATTERN_SENTENCES
 _NOT_BUILT = "is not built in this version and would be ignored; remove it"
 _HINTS = {
     "spec.admission": f"admission under pressure {_NOT_BUILT}",
@@ -38,8 +38,7 @@ _HINTS = {
     "spec.metadataIndex.backend.type": "must be local or file; redis is not built in this version",
     "spec.coordination.type": "must be memory; file, etcd and redis are not built in this version",
     "spec.registry.type": "must be memory or file; etcd and redis are not built in this version",
-    "spec.adminToken": f"a token for the admin ports {_NOT_BUILT}, and guard the admin ports by the network",
-    "spec.tls": f"TLS {_NOT_BUILT}",
+    "spec.tls.clientAuth": f"asking clients for certificates {_NOT_BUILT}",
     "spec.optimizer": f"the optimizer {_NOT_BUILT}",
     "spec.monitoring": f"monitoring {_NOT_BUILT}; metrics are at /metrics on the adminHttp port",
     "spec.podDisruptionBudget": f"a disruption budget {_NOT_BUILT}",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvcm.resources.manager import MANAGER_NAME_SENTENCE, MAX_MANAGER_NAME_CHARS, MAX_REPLICAS, REPLICAS_SENTENCE
+from kvcm.resources.manager_security import SECRET_SENTENCE
 
 _BACKENDS = ("nfs", "threeFS", "vcnsThreeFS", "mooncake", "tairMemPool", "dummy")
 _VOLUMES = ("pvc", "nfs", "hostPath")
@@ -91,6 +92,7 @@ _MANAGER: tuple[CelRule, ...] = (
         "volume must be set when type is file, and only then",
         "RegistryStore._volume_with_file",
     ),
+    CelRule("KVCacheManager", "spec.adminToken", "(self.type == 'secret') == has(self.secret)", SECRET_SENTENCE, "AdminToken._secret_with_type"),
     CelRule("KVCacheManager", "spec.registry", "!self.path.endsWith('/')", "path must name a file, not a directory", "manager._no_directory"),
     *_paths("KVCacheManager", (("spec.registry", "path"),)),
     *_volume("KVCacheManager", "spec.registry.volume"),

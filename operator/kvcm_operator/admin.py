@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from kvcm.client.admin_client import AdminCallFailed, ClusterInfo
 from kvcm.client.admin_types import GroupView, StorageView
+from kvcm.client.errors import AccessDenied
 from kvcm.common.errors import InvalidArgument, KvcmError, NotFound, NotLeader, NotReady, OutcomeUnknown, Unsupported
 from kvcm.data_storage.model import Storage
 from kvcm_operator.plan_group import GroupCall, GroupPlan
@@ -104,6 +105,9 @@ async def _said(answer: Awaitable[_T]) -> _T:
     except (NotReady, NotLeader, OutcomeUnknown) as error:
         # The manager's own sentence may name an address or a duration; a status that repeats it would change all the time.
         raise Silent(_silence(error)) from error
+    except AccessDenied as error:
+        # While a token changes, manager and operator may know different ones for a moment.
+        raise Silent("the manager does not accept the operator's token") from error
     except AdminTrouble:
         raise
     except KvcmError as error:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvcm.resources.manager import KVCacheManagerResource, KVCacheManagerSpec
-from kvcm.resources.manager_settings import REGISTRY_MOUNT
+from kvcm.resources.manager_security import DEFAULT_KEY
+from kvcm.resources.manager_settings import ADMIN_TOKEN_MOUNT, REGISTRY_MOUNT, TLS_MOUNT
 from kvcm_operator import names
 from kvcm_operator.mounts import volume_source
 from kvcm_operator.world import Json
@@ -26,7 +27,9 @@ CONTAINER = "manager"
 USER = 65532
 # Draining takes up to half a minute; the kubelet must not be faster.
 STOP_S = 60
-OWN_PATHS = (CONFIG_MOUNT, STATE_MOUNT, REGISTRY_MOUNT, "/tmp")
+OWN_PATHS = (CONFIG_MOUNT, STATE_MOUNT, REGISTRY_MOUNT, ADMIN_TOKEN_MOUNT, TLS_MOUNT, "/tmp")
+# Readable by the group of the manager, and by nobody else.
+_SECRET_MODE = 0o440
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,14 @@ def stateful_set(resource: KVCacheManagerResource, image: str, mounts: Sequence[
     }
 
 
+def token_secret(resource: KVCacheManagerResource) -> tuple[str, str] | None:
+    """Name and key of the Secret with the token of administrators; None when everybody may administer."""
+    token = resource.spec.admin_token
+    if token.type == "none":
+        return None
+    return (token.secret.name, token.secret.key) if token.secret is not None else (names.admin_token(resource.metadata.name), DEFAULT_KEY)
+
+
 def _pod_spec(resource: KVCacheManagerResource, image: str, mounts: Sequence[Mount]) -> Json:
     spec = resource.spec
     own: list[tuple[str, str, Json]] = [
@@ -69,6 +80,11 @@ def _pod_spec(resource: KVCacheManagerResource, image: str, mounts: Sequence[Mou
     ]
     if spec.registry.volume is not None:
         own.append(("registry", REGISTRY_MOUNT, volume_source(spec.registry.volume)))
+    token = token_secret(resource)
+    if token is not None:
+        own.append(("admin-token", ADMIN_TOKEN_MOUNT, {"secret": {"secretName": token[0], "defaultMode": _SECRET_MODE}}))
+    if spec.tls is not None:
+        own.append(("tls", TLS_MOUNT, {"secret": {"secretName": spec.tls.secret_name, "defaultMode": _SECRET_MODE}}))
     volumes = [*own, *((mount.name, mount.path, mount.source) for mount in mounts)]
     pod: Json = {
         "serviceAccountName": names.service_account(resource.metadata.name),
@@ -107,7 +123,8 @@ def _container(spec: KVCacheManagerSpec, image: str, mounts: Sequence[tuple[str,
         # Health says no while a leader is missing or recovery runs; restarting would not help then, so only a closed port counts as dead.
         "livenessProbe": {"tcpSocket": {"port": "admin-http"}, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
         "readinessProbe": {
-            "httpGet": {"path": "/api/healthy", "port": "admin-http"},
+            # Open without a token, which the kubelet has not got; it does not check certificates either.
+            "httpGet": {"path": "/readyz", "port": "admin-http", "scheme": "HTTPS" if spec.tls is not None else "HTTP"},
             "periodSeconds": 2,
             "timeoutSeconds": 5,
             "failureThreshold": 3,

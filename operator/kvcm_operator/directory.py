@@ -6,20 +6,23 @@ addresses mean nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from kvcm.client.admin_client import AdminClient
 from kvcm.common.errors import InvalidArgument
+from kvcm_operator.access import access
 from kvcm_operator.names import client_service
-from kvcm_operator.world import AdminApi
+from kvcm_operator.world import AdminApi, KubeApi
 
 TIMEOUT_S = 10.0
 MAX_OVERRIDES = 1024
 
 
 class Directory:
-    def __init__(self, overrides: Mapping[tuple[str, str], str], cluster_domain: str) -> None:
+    def __init__(self, overrides: Mapping[tuple[str, str], str], cluster_domain: str, kube: KubeApi) -> None:
+        """`kube`: where the Secrets are that managers are opened with."""
+        self._kube = kube
         self._overrides = dict(overrides)
         self._domain = cluster_domain
 
@@ -32,8 +35,14 @@ class Directory:
         return given or f"{client_service(manager)}.{namespace}.svc.{self._domain}.:{port}"
 
     def connect(self, namespace: str, manager: str, port: int) -> AbstractAsyncContextManager[AdminApi]:
+        return self._connect(namespace, manager, port)
+
+    @asynccontextmanager
+    async def _connect(self, namespace: str, manager: str, port: int) -> AsyncIterator[AdminApi]:
         # A connection for each pass: a lasting one would keep the back-off of a manager that was away, and addresses of pods that are gone.
-        return AdminClient(self.address(namespace, manager, port), timeout_s=TIMEOUT_S, trace_id="kvcm-operator")
+        security = await access(self._kube, namespace, manager)
+        async with AdminClient(self.address(namespace, manager, port), timeout_s=TIMEOUT_S, trace_id="kvcm-operator", security=security) as client:
+            yield client
 
 
 def parse_overrides(text: str) -> dict[tuple[str, str], str]:

@@ -27,6 +27,7 @@ KINDS = {
     "Service": ("/api/v1", "services", "v1"),
     "ConfigMap": ("/api/v1", "configmaps", "v1"),
     "ServiceAccount": ("/api/v1", "serviceaccounts", "v1"),
+    "Secret": ("/api/v1", "secrets", "v1"),
     "Pod": ("/api/v1", "pods", "v1"),
     "Event": ("/api/v1", "events", "v1"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases", "coordination.k8s.io/v1"),

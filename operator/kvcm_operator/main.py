@@ -53,8 +53,9 @@ class Process:
         transport = ClientTransport(await asyncio.to_thread(load_settings))
         try:
             settings = self.settings
-            directory = Directory(settings.overrides, settings.cluster_domain)
-            world = World(HttpKube(transport, self.clock), directory, self.clock, Pace(grace=settings.grace_s), settings.image)
+            kube = HttpKube(transport, self.clock)
+            directory = Directory(settings.overrides, settings.cluster_domain, kube)
+            world = World(kube, directory, self.clock, Pace(grace=settings.grace_s), settings.image)
             runtime = Runtime(world, settings.drift_s, self.random, self.dependencies, self.health)
             runtime.start()
             try:

@@ -27,6 +27,11 @@ def service_account(manager: str) -> str:
     return f"{manager}-manager"
 
 
+def admin_token(manager: str) -> str:
+    """The Secret with the token that the operator makes."""
+    return f"{manager}-admin-token"
+
+
 def selector(manager: str) -> dict[str, str]:
     """What the pods of a manager have in common, and nothing else has."""
     return {COMPONENT_LABEL: "manager", MANAGER_LABEL: manager}

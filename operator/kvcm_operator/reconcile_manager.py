@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcm.common.errors import Conflict
+from kvcm.common.errors import Conflict, KvcmError
 from kvcm.resources.conditions import Reason
 from kvcm.resources.errors import ResourceError
 from kvcm.resources.manager import KVCacheManagerResource
@@ -16,6 +16,7 @@ from kvcm.resources.parse import parse_manager
 from kvcm_operator import names
 from kvcm_operator.children import build
 from kvcm_operator.children_apply import Applied, ChildLeaving, ChildRefused, NotOurs, need, ref_to, write
+from kvcm_operator.children_secret import check_own, missing_entry, token_secret_body, wanted_entries
 from kvcm_operator.children_volumes import Volumes, volumes
 from kvcm_operator.passes import event
 from kvcm_operator.plan_manager import Sight, facts, judge, kept_conditions, more_conditions
@@ -44,6 +45,8 @@ async def reconcile(resource: Json, world: World) -> Outcome:
     work = _Work(subject, manager, image, world)
     try:
         await work.bring()
+    except _SecretMissing as error:
+        return _unseen(subject, world, waiting(Reason.SECRET_NOT_FOUND, error.message), touched=work.touched)
     except NotOurs as error:
         return _unseen(subject, world, stalled(Reason.OBJECT_CONFLICT, error.message), touched=work.touched)
     except ChildRefused as error:
@@ -52,6 +55,10 @@ async def reconcile(resource: Json, world: World) -> Outcome:
         verdict = waiting(Reason.RECONCILING, "an object of the manager is being deleted or changed by somebody else; it will be tried again")
         return _unseen(subject, world, verdict, touched=work.touched)
     return await work.look()
+
+
+class _SecretMissing(KvcmError):
+    pass
 
 
 class _Work:
@@ -67,6 +74,7 @@ class _Work:
     async def bring(self) -> None:
         """The objects as they should be. All are compared before the first is written, so that a drift is reported before it is repaired."""
         kube, subject = self._world.kube, self._subject
+        await self._secrets()
         set_ref = Ref("StatefulSet", subject.ref.namespace, names.stateful_set(subject.ref.name))
         storages = await kube.list(STORAGE, subject.ref.namespace)
         self._volumes = volumes(subject.ref.name, storages, await kube.get(set_ref))
@@ -80,6 +88,22 @@ class _Work:
             if item.result is not Applied.UNCHANGED:
                 self.touched = True
                 await write(kube, body, item, expected=subject.settled)
+
+    async def _secrets(self) -> None:
+        """Those that pods will mount. Raises _SecretMissing for one that a user has to bring."""
+        kube, subject = self._world.kube, self._subject
+        wanted = wanted_entries(self._manager)
+        missing = missing_entry(wanted, {ref: await kube.get(ref) for ref in wanted})
+        if missing:
+            raise _SecretMissing(missing)
+        if self._manager.spec.admin_token.type != "generated":
+            return
+        actual = await kube.get(Ref("Secret", subject.ref.namespace, names.admin_token(subject.ref.name)))
+        if actual is not None:
+            check_own(actual, subject.uid)
+            return
+        self.touched = True
+        await kube.create(token_secret_body(self._manager, subject.uid, self._world.make_token()))
 
     async def look(self) -> Outcome:
         subject, world = self._subject, self._world

@@ -6,7 +6,8 @@ read), `NotFound`, `InvalidArgument` (the API server refused the content), `NotR
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -143,6 +144,11 @@ class Pace:
     retry: float = 5.0
 
 
+def random_token() -> str:
+    """A token that nobody guesses."""
+    return secrets.token_urlsafe(32)
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     kube: KubeApi
@@ -150,3 +156,4 @@ class World:
     clock: Clock
     pace: Pace = field(default_factory=Pace)
     default_image: str = ""
+    make_token: Callable[[], str] = random_token

@@ -130,6 +130,7 @@ def test_a_whole_service_cut_off_anywhere_still_comes_up_with_one_pod() -> None:
             assert house.reasons(ref).count("Ready") == 1, f"{ref} cut after {calls} calls"
             assert "DriftCorrected" not in house.reasons(ref), f"{ref} cut after {calls} calls"
         assert [write for write in house.kube.writes if write.startswith("create")] == [
+            "create Secret demo-admin-token",
             "create ConfigMap demo-config",
             "create ServiceAccount demo-manager",
             "create Service demo-nodes",

@@ -113,7 +113,7 @@ def test_nobody_waits_for_a_paused_dependent_or_after_a_forced_release() -> None
 
 @pytest.mark.parametrize(
     "change",
-    [{"settings": {"kvcm.schedule_plan_executor_thread_count": "4"}}, {"image": "kvcm:2"}, {"service": {"ports": {"adminGrpc": 7000}}}],
+    [{"settings": {"kvcm.leader_elector.lease_ms": "5000"}}, {"image": "kvcm:2"}, {"service": {"ports": {"adminGrpc": 7000}}}],
 )
 def test_a_new_spec_replaces_the_pod_and_is_not_ready_before(change: dict[str, Any]) -> None:
     async def story(house: House) -> None:

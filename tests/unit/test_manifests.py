@@ -84,6 +84,7 @@ def test_the_operator_has_no_more_rights_than_it_uses() -> None:
         "/services": children,
         "/configmaps": children,
         "/serviceaccounts": children - {"list", "watch"},
+        "/secrets": {"get", "create"},
         "/pods": {"get", "list", "watch", "delete"},
         "/events": {"get", "create", "patch"},
         "apiextensions.k8s.io/customresourcedefinitions": {"list", "watch"},

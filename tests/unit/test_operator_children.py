@@ -33,10 +33,11 @@ FULL = {
     "nodeSelector": {"disk": "fast"},
     "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
     "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
-    "settings": {"kvcm.schedule_plan_executor_thread_count": "4"},
+    "settings": {"kvcm.leader_elector.lease_ms": "5000"},
     "podLabels": {"team": "cache"},
     "podAnnotations": {"example.com/note": "hello"},
 }
+GUARDED = {"adminToken": {"type": "secret", "secret": {"name": "ours", "key": "admin"}}, "tls": {"secretName": "demo-tls"}}
 MOUNTS = [Mount(volume_name("fast"), "/mnt/fast", {"nfs": {"server": "nfs.example", "path": "/export"}})]
 
 
@@ -49,7 +50,7 @@ def stateful_set(spec: Json | None = None, mounts: list[Mount] | None = None, im
     return made(spec, mounts, image)[-1]
 
 
-@pytest.mark.parametrize(("name", "spec", "mounts"), [("plain", {}, []), ("full", FULL, MOUNTS), ("stopped", {"replicas": 0}, [])])
+@pytest.mark.parametrize(("name", "spec", "mounts"), [("plain", {}, []), ("full", FULL, MOUNTS), ("stopped", {"replicas": 0}, []), ("guarded", GUARDED, [])])
 def test_goldens(name: str, spec: Json, mounts: list[Mount]) -> None:
     text = yaml.safe_dump_all(made(spec, mounts), sort_keys=True, width=120)
     path = GOLDENS / f"{name}.yaml"
@@ -73,7 +74,7 @@ def config_hash(body: Json) -> str:
 @pytest.mark.parametrize(
     ("spec", "mounts", "image"),
     [
-        ({"settings": {"kvcm.schedule_plan_executor_thread_count": "4"}}, [], "kvcm:1"),
+        ({"settings": {"kvcm.leader_elector.lease_ms": "5000"}}, [], "kvcm:1"),
         ({}, MOUNTS, "kvcm:1"),
         ({}, [], "kvcm:2"),
         ({"podLabels": {"a": "b"}}, [], "kvcm:1"),

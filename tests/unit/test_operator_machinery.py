@@ -15,6 +15,7 @@ from kvcm_operator.directory import Directory, parse_overrides
 from kvcm_operator.health import MAX_WATCH_LAG_S, Health
 from kvcm_operator.locks import Locks
 from kvcm_operator.settings import from_environment
+from kvcm_operator.testing import FakeKube
 from kvcm_operator.testing_house import group, manager, storage
 from kvcm_operator.workqueue import CAP_S, WorkQueue, back_off
 from kvcm_operator.world import GROUP, MANAGER, STORAGE, Json, Ref
@@ -202,7 +203,7 @@ def test_settings_have_defaults_and_refuse_nonsense() -> None:
 
 
 def test_a_manager_is_reached_through_its_service_or_where_it_was_said() -> None:
-    directory = Directory(parse_overrides("default/demo=127.0.0.1:7000, other/x=[::1]:1"), "cluster.local")
+    directory = Directory(parse_overrides("default/demo=127.0.0.1:7000, other/x=[::1]:1"), "cluster.local", FakeKube(FakeClock()))
     assert directory.address("default", "demo", 6491) == "127.0.0.1:7000"
     assert directory.overridden("other", "x")
     assert directory.address("team", "demo", 6491) == "demo.team.svc.cluster.local.:6491"

@@ -34,6 +34,7 @@ def test_the_defaults_are_a_manager_in_memory_on_the_known_ports() -> None:
     text = settings_file(_manager({}).spec)
     assert text.splitlines() == [
         "kvcm.coordination.uri=memory://",
+        "kvcm.service.admin_auth_token_file=/etc/kvcm-admin-token/token",
         "kvcm.service.admin_http_port=6492",
         "kvcm.service.admin_rpc_port=6491",
         "kvcm.service.http_port=6382",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,14 +44,15 @@ class Authority:
         own = own.add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
         self.cert = own.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, name: str = "localhost", *, valid_for: datetime.timedelta = 90 * DAY, password: bytes | None = None) -> Pair:
-        """`valid_for`: from now on; negative for one that has expired. `password`: encrypts the key."""
+    def issue(self, name: str = "localhost", *, valid_for: datetime.timedelta = 90 * DAY, password: bytes | None = None, names: Sequence[str] = ()) -> Pair:
+        """`valid_for`: from now on; negative for one that has expired. `password`: encrypts the key. `names`: further DNS names."""
         key = ec.generate_private_key(ec.SECP256R1())
         not_after = (_now() + valid_for).replace(microsecond=0)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        hosts = [x509.DNSName(host) for host in ("localhost", *names)]
+        found = x509.SubjectAlternativeName([*hosts, x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         made = _builder(subject, self._name, key, not_after - 200 * DAY, not_after)
-        made = made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True).add_extension(names, critical=False)
+        made = made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True).add_extension(found, critical=False)
         made = made.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         cert = made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
         hidden = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
