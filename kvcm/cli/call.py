@@ -6,7 +6,6 @@ Built on our own schemas. Field names that a request type does not have are refu
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from dataclasses import dataclass
@@ -67,6 +66,8 @@ def run(options: argparse.Namespace) -> int:
     known = _SERVICES[service]
     request = _request(_methods(service)[method], _text(options.request))
     address = manager_address(options.manager, known.variable, known.default)
+    import asyncio
+
     reply = asyncio.run(_call(options, service, method, address, request))
 
     from kvcm.protocol.json_codec import message_to_plain

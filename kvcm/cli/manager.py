@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -87,6 +86,8 @@ def manager_address(option: str | None, variable: str = MANAGER_VARIABLE, defaul
 
 def with_manager(options: argparse.Namespace, work: Callable[[AdminClient], Awaitable[_Result]]) -> _Result:
     """Connect, run `work`, disconnect. Raises KvcmError."""
+    import asyncio
+
     address = manager_address(options.manager)
     security = security_of(options)
 
@@ -105,19 +106,21 @@ async def when_ready(call: Callable[[], Awaitable[_Result]], options: argparse.N
 
     Good for changes too: an answer that says "not the leader" or "not ready", and a connection that is refused, mean that nothing was done.
     """
-    from kvcm.client.admin_client import ManagerUnreachable
+    from kvcm.client.admin_errors import ManagerUnreachable
 
     return await _repeat(call, lambda error: options.wait if isinstance(error, ManagerUnreachable) else options.timeout)
 
 
 async def when_reachable(call: Callable[[], Awaitable[_Result]], options: argparse.Namespace) -> _Result:
     """Repeat a call while nobody listens, for --wait."""
-    from kvcm.client.admin_client import ManagerUnreachable
+    from kvcm.client.admin_errors import ManagerUnreachable
 
     return await _repeat(call, lambda error: options.wait if isinstance(error, ManagerUnreachable) else 0.0)
 
 
 async def _repeat(call: Callable[[], Awaitable[_Result]], limit_of: Callable[[KvcmError], float]) -> _Result:
+    import asyncio
+
     clock = asyncio.get_running_loop().time
     started = clock()
     while True:

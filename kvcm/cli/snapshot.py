@@ -21,9 +21,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     save.add_argument("file", metavar="FILE", help="the file to write; - for standard output")
     add_manager_arguments(save)
     save.set_defaults(run=run_save)
-    load = actions.add_parser("load", help="bring a manager to what a file holds", description="Bring a manager's configuration to what a file holds.")
+    text = "Make all that a file names as it says, or nothing. What it does not name stays."
+    load = actions.add_parser("load", help="make a manager as a file says", description=text)
     load.add_argument("file", metavar="FILE", help="a file of kvcm snapshot save; - for standard input")
-    load.add_argument("--force", action="store_true", help="also where it removes what is still referenced")
+    load.add_argument("--force", action="store_true", help="also where a storage that is in use moves, or a group is missing")
     add_manager_arguments(load)
     load.set_defaults(run=run_load)
 

@@ -83,12 +83,12 @@ class NodeCalls:
     # -- snapshots -----------------------------------------------------------------------------------------------------------------------------
 
     async def save_snapshot(self) -> str:
-        """The manager's configuration (storages, groups, instances) as a text for `load_snapshot`."""
+        """Storages, groups, instances and accounts (without passwords) as a text for `load_snapshot`."""
         reply = await self._rpc.read("GenConfigSnapshot", pb.GenConfigSnapshotRequest(trace_id=self._trace))
         return str(reply.config_snapshot)
 
     async def load_snapshot(self, text: str, *, force: bool = False) -> None:
-        """Bring the manager's configuration to what a snapshot holds."""
+        """Make everything that a snapshot names as it says, or nothing; what it does not name stays. `force`: also moves that would strand blocks."""
         await self._rpc.write("LoadConfigSnapshot", pb.LoadConfigSnapshotRequest(trace_id=self._trace, config_snapshot=text), force=force)
 
     # -- migration -----------------------------------------------------------------------------------------------------------------------------

@@ -32,8 +32,14 @@ _MAX_REPEATS = 100
 _MAX_SECONDS = 86_400.0
 # The others change nothing, or (registerInstance) the same thing again.
 _CHANGES = frozenset(("startWriteCache", "finishWriteCache", "removeCache", "trimCache", "reportEvent"))
+# What a reply without a code means.
+_BY_HTTP_STATUS = {
+    400: int(ErrorCode.INVALID_ARGUMENT),
+    413: int(ErrorCode.INVALID_ARGUMENT),
+    429: int(ErrorCode.SERVICE_NOT_READY),
+    503: int(ErrorCode.SERVICE_NOT_READY),
+}
 # Codes that only the meta service has, by name; the numbers are those of the wire.
-_BY_HTTP_STATUS = {400: int(ErrorCode.INVALID_ARGUMENT), 413: int(ErrorCode.INVALID_ARGUMENT), 503: int(ErrorCode.SERVICE_NOT_READY)}
 _MORE_CODES = {"NODE_NOT_REGISTERED": 10, "SNAPSHOT_IN_PROGRESS": 11, "SNAPSHOT_RATE_LIMITED": 13, "SNAPSHOT_REQUIRED": 14}
 
 Json = dict[str, Any]

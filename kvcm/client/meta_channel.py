@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 
 from kvcm.client.config import MetaChannelConfig
-from kvcm.client.errors import AccessDenied, RpcFailed
-from kvcm.client.security import ClientSecurity
+from kvcm.client.errors import RpcFailed
+from kvcm.client.grpc_channel import denied
 from kvcm.protocol.meta_service_pb2_grpc import MetaServiceStub
 
 _SERVICE = "kv_cache_manager.proto.meta.MetaService"
@@ -24,24 +24,8 @@ _IDEMPOTENT = (
     "GetHostCacheState",
 )
 _MAX_MESSAGE_BYTES = 64 << 20
-_DENIED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 # These statuses say that the server did not run the call.
-_NEVER_RAN = (grpc.StatusCode.UNIMPLEMENTED, *_DENIED)
-
-
-def open_channel(api: Any, address: str, options: list[tuple[str, Any]], security: ClientSecurity) -> Any:
-    """A channel of `api`, which is `grpc` or `grpc.aio`. Raises InvalidClientConfig for TLS files that cannot be used."""
-    credentials = security.grpc_credentials()
-    options = [*options, *security.grpc_options()]
-    return api.insecure_channel(address, options) if credentials is None else api.secure_channel(address, credentials, options)
-
-
-def denied(code: grpc.StatusCode, method: str, address: str) -> AccessDenied | None:
-    """The error for a status that says so; None for any other."""
-    if code not in _DENIED:
-        return None
-    wants = "does not allow this to the token that was sent" if code is grpc.StatusCode.PERMISSION_DENIED else "wants a token that it accepts"
-    return AccessDenied(f"{method}: the manager at {address} {wants}", grpc_status=code.name, may_have_run=False)
+_NEVER_RAN = (grpc.StatusCode.UNIMPLEMENTED,)
 
 
 def channel_options(config: MetaChannelConfig) -> list[tuple[str, Any]]:

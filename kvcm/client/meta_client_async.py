@@ -19,7 +19,8 @@ from kvcm.client import meta_core, meta_ops, meta_ops_detail
 from kvcm.client.config import ClientConfig
 from kvcm.client.detail_types import BackendSelector, BlockDetail, Event, EventReport, HostMatch
 from kvcm.client.errors import RpcFailed
-from kvcm.client.meta_channel import channel_options, failure, open_channel, stub_of
+from kvcm.client.grpc_channel import open_channel
+from kvcm.client.meta_channel import channel_options, failure, stub_of
 from kvcm.client.meta_core import Command, Flow, MetaCore
 from kvcm.client.meta_ops import Operation, as_mask
 from kvcm.client.types import BlockMask, ClusterInfo, InstanceInfo, Location, MatchResult, Metas, QueryType, TrimStrategy, WriteLocation

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from kvcm.client.admin_errors import AdminCallFailed, ManagerUnreachable, check_reply
-from kvcm.client.meta_channel import denied, open_channel
+from kvcm.client.grpc_channel import denied, open_channel
 from kvcm.client.security import PLAIN, ClientSecurity
 from kvcm.common.errors import ErrorCode, KvcmError, NotReady, OutcomeUnknown, Unsupported
 
@@ -112,4 +112,7 @@ class RpcChannel:
         if code is grpc.StatusCode.UNAVAILABLE:
             lost = "; it may have been carried out" if unanswered is OutcomeUnknown else ""
             return unanswered(f"the connection to the manager at {self._address} broke during {method}{lost}")
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            text = f"the manager at {self._address} did not take {method}: the request is too large for gRPC, or there were too many wrong passwords"
+            return AdminCallFailed(method, int(ErrorCode.UNKNOWN_ERROR), text)
         return AdminCallFailed(method, int(ErrorCode.UNKNOWN_ERROR), f"the call {method} failed in transport ({code.name})")

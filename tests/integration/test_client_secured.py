@@ -1,4 +1,4 @@
-"""The gRPC clients and the command against a manager with TLS, client certificates and tokens."""
+"""The gRPC clients and the command against a manager with TLS, client certificates, tokens and accounts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kvcm.client import AdminClient, AsyncMetaClient, BearerToken, ClientConfig, ClientSecurity, DebugClient, MetaClient, TlsFiles
+from kvcm.client import AccountLogin, AdminClient, AsyncMetaClient, BearerToken, ClientConfig, ClientSecurity, DebugClient, MetaClient, TlsFiles
 from kvcm.client.admin_client import ManagerUnreachable
+from kvcm.client.admin_types import AccountRole
 from kvcm.client.errors import AccessDenied, ConnectFailed
 from kvcm.service.testing import ManagerProcess
 from kvcm.service.tls.testing import Authority
@@ -40,7 +41,7 @@ class Secured:
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """TLS with client certificates on every listener, one token for everything."""
+    """TLS with client certificates on every listener, one token for everything, accounts on."""
     folder = tmp_path_factory.mktemp("secured")
     ours = Authority()
     (folder / "ca.pem").write_bytes(ours.cert)
@@ -55,6 +56,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         "kvcm.tls.client_auth": "require",
         "kvcm.service.admin_auth_token_file": str(token),
         "kvcm.service.meta_auth_token_file": str(token),
+        "kvcm.service.auth": "accounts",
         "kvcm.service.enable_debug_service": "true",
     }
     tls = TlsFiles(str(folder / "ca.pem"), client_cert, client_key)
@@ -130,6 +132,19 @@ def test_the_wrong_certificates_reach_nobody(secured: Secured, tls: str | None, 
         async with AdminClient(secured.admin, security=wrong, timeout_s=5) as admin:
             with pytest.raises(ManagerUnreachable):
                 await admin.list_storages()
+
+    asyncio.run(run())
+
+
+def test_an_account_may_do_what_its_role_says(secured: Secured) -> None:
+    async def run() -> None:
+        async with AdminClient(secured.admin, security=secured.security) as admin:
+            await admin.add_account("reader", "p4ssword-of-reader", AccountRole.USER)
+        login = replace(secured.security, credential=AccountLogin("reader", "p4ssword-of-reader"))
+        async with AdminClient(secured.admin, security=login) as admin:
+            assert await admin.list_storages()
+            with pytest.raises(AccessDenied, match="does not allow this"):
+                await admin.remove_group("default")
 
     asyncio.run(run())
 
