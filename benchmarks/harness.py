@@ -34,6 +34,8 @@ class Measured:
     meta: grpc.Channel
     peer: grpc.Channel
     admin_http_port: int
+    metadata: tuple[tuple[str, str], ...] = ()
+    """Sent with every call to the manager, e.g. an authorization."""
 
     def cpu_us(self) -> float:
         """CPU time of all threads of the process so far, from the scheduler's nanosecond clock."""
@@ -50,8 +52,7 @@ class Measured:
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def call(self, name: str, request: Any, reply_cls: Any) -> Any:
-        rpc = _method(self.meta, _SERVICE + name)
-        reply = reply_cls.FromString(rpc(request.SerializeToString(), timeout=60))
+        reply = reply_cls.FromString(self.method(name)(request.SerializeToString(), timeout=60))
         assert reply.header.status.code == meta.OK, reply.header.status
         return reply
 
@@ -59,7 +60,21 @@ class Measured:
         """A callable from request bytes to reply bytes; `peer:` names go to the peer."""
         if name.startswith("peer:"):
             return _method(self.peer, f"/peer/{name[5:]}")
-        return _method(self.meta, _SERVICE + name)
+        return _WithMetadata(_method(self.meta, _SERVICE + name), self.metadata) if self.metadata else _method(self.meta, _SERVICE + name)
+
+
+class _WithMetadata:
+    """A method that sends the same metadata with each call."""
+
+    def __init__(self, method: Any, metadata: tuple[tuple[str, str], ...]) -> None:
+        self._method = method
+        self._metadata = metadata
+
+    def __call__(self, request: bytes, timeout: float) -> Any:
+        return self._method(request, timeout=timeout, metadata=self._metadata)
+
+    def future(self, request: bytes, timeout: float | None = None) -> Any:
+        return self._method.future(request, timeout=timeout, metadata=self._metadata)
 
 
 def _method(channel: Any, path: str) -> Any:
@@ -68,8 +83,10 @@ def _method(channel: Any, path: str) -> Any:
 
 
 @contextmanager
-def measured_manager(key_count_per_file: int = 1) -> Iterator[Measured]:
-    """A manager with the built-in defaults but no limits, and a registered instance with one spec."""
+def measured_manager(
+    key_count_per_file: int = 1, settings: Sequence[str] = (), metadata: tuple[tuple[str, str], ...] = (), log: Path | None = None
+) -> Iterator[Measured]:
+    """A manager with the built-in defaults but no limits, and a registered instance with one spec. `settings`: KEY=VALUE pairs; `log`: where it logs to."""
     with tempfile.TemporaryDirectory(prefix="kvcm-bench-") as folder:
         storage: dict[str, Any] = storage_to_dict(default_storage())
         storage["storage_spec"].update(root_path=f"{folder}/nfs/", key_count_per_file=key_count_per_file)
@@ -79,7 +96,8 @@ def measured_manager(key_count_per_file: int = 1) -> Iterator[Measured]:
         startup = Path(folder, "startup.json")
         startup.write_text(json.dumps({"storage_config": storage, "instance_group": group}))
         port_file = Path(folder, "ports.json")
-        process = subprocess.Popen([sys.executable, "-m", "benchmarks.peer_server", str(port_file), str(startup)])
+        with (log or Path("/dev/stderr")).open("ab") as stderr:
+            process = subprocess.Popen([sys.executable, "-m", "benchmarks.peer_server", str(port_file), str(startup), *settings], stderr=stderr)
         try:
             ports = _wait_for(port_file, process)
             manager = Measured(
@@ -87,6 +105,7 @@ def measured_manager(key_count_per_file: int = 1) -> Iterator[Measured]:
                 meta=grpc.insecure_channel(f"127.0.0.1:{ports['meta']}", _OPTIONS),
                 peer=grpc.insecure_channel(f"127.0.0.1:{ports['peer']}", _OPTIONS),
                 admin_http_port=int(ports["admin_http"]),
+                metadata=metadata,
             )
             register = meta.RegisterInstanceRequest(
                 instance_group="default",

@@ -3,7 +3,7 @@
 The peer lives in the same process, on the same loop, behind a gRPC server of the same kind and options as the manager's. `Constant` parses the same request
 type and returns fixed bytes; `Fix` sets them. What it costs is what transport and parsing cost: the manager's own work is the difference.
 
-    python -m benchmarks.peer_server PORT_FILE STARTUP_CONFIG
+    python -m benchmarks.peer_server PORT_FILE STARTUP_CONFIG [KEY=VALUE ...]
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import grpc
 import uvloop
 
 from kvcm.config.settings import Settings
+from kvcm.config.settings_load import load_settings
 from kvcm.metrics import gc_tuning
 from kvcm.protocol import meta_service_pb2 as meta
 from kvcm.service.grpc.server import GrpcListener
 from kvcm.service.in_flight import InFlight
+from kvcm.service.logging_setup import set_up_logging
 from kvcm.service.malloc_tuning import tune_malloc
 from kvcm.service.server import ManagerServer
 
@@ -47,8 +49,8 @@ class Peer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the 
         return b""
 
 
-async def main(port_file: Path, startup: str) -> None:
-    server = ManagerServer(Settings(startup_config=startup), own_process=True)
+async def main(port_file: Path, settings: Settings) -> None:
+    server = ManagerServer(settings, own_process=True)
     await server.start()
     await server.ready()
     # The peer needs neither dispatcher nor services: only what every gRPC listener of the manager has.
@@ -64,4 +66,7 @@ async def main(port_file: Path, startup: str) -> None:
 if __name__ == "__main__":
     tune_malloc()
     gc_tuning.tune()
-    uvloop.run(main(Path(sys.argv[1]), sys.argv[2]))
+    loaded = load_settings(None, [f"kvcm.startup_config={sys.argv[2]}", *sys.argv[3:]], {}).settings
+    writer = set_up_logging(loaded.logger_log_level)
+    uvloop.run(main(Path(sys.argv[1]), loaded))
+    writer.finish()

@@ -18,7 +18,7 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 GATHER_S: Final = 0.05
-SLICE: Final = 32
+SLICE: Final = 256
 _BREATH_S: Final = 0.0005
 _log = logging.getLogger("kvcm.handoff")
 
@@ -86,9 +86,13 @@ class Handoff(Generic[T]):
             self._idle = False
             self._wake.clear()
             self._closing.wait(GATHER_S)
-            while self._items:
-                self._take(min(SLICE, len(self._items)))
-                if not self._closing.is_set():
+            # Only what waits now: what comes meanwhile is gathered for the next round, else a busy loop would wake this thread for every item.
+            left = len(self._items)
+            while left:
+                count = min(SLICE, left)
+                self._take(count)
+                left -= count
+                if left and not self._closing.is_set():
                     self._closing.wait(_BREATH_S)
             if self._closing.is_set() and not self._items:
                 return
