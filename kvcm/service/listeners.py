@@ -101,7 +101,8 @@ class Listeners:
 
         async def serve(name: str, listener: HttpListener | None, services: Sequence[Service], guard: Guard | None, extra: Sequence[BaseRoute] = ()) -> None:
             if listener is not None:
-                app = build_app(services, dispatcher, in_flight, extra, docs=docs and bool(services), meter=self._http_metrics.meter(name))
+                meter = self._http_metrics.meter(name)
+                app = build_app(services, dispatcher, in_flight, extra, docs=docs and bool(services), guarded=guard is not None, meter=meter)
                 await listener.start(app if guard is None else GuardedApp(app, guard, PROBE_PATHS), grace_s)
 
         await serve("meta", self._meta_http, [meta], security.meta.http)

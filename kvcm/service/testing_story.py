@@ -10,8 +10,12 @@ import http.client
 import json
 import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from kvcm.config.persisted import group_to_dict, storage_to_dict
+from kvcm.config.startup import default_group, default_storage
 
 _DEADLINE_S = 20.0
 _MARKED = dict.fromkeys(("message", "tracer_result", "self_node_id", "leader_node_id", "config_snapshot", "user_data"), "<text>") | dict.fromkeys(
@@ -76,6 +80,15 @@ class Story:
         """Marks in a request, replaced by what they stand for."""
         text = text.replace("{root}", self._root)
         return re.sub(r"<session ([0-9]+)>", lambda mark: self._sessions[int(mark[1]) - 1] if int(mark[1]) <= len(self._sessions) else "gone", text)
+
+
+def startup_file(root: str) -> str:
+    """The path of a startup configuration with the built-in storage and group, the storage's root inside the folder `root`."""
+    storage: dict[str, Any] = storage_to_dict(default_storage())
+    storage["storage_spec"]["root_path"] = f"{root}/nfs/"
+    path = Path(root, "startup.json")
+    path.write_text(json.dumps({"storage_config": storage, "instance_group": group_to_dict(default_group())}), encoding="utf-8")
+    return str(path)
 
 
 def differing(expected: Any, found: Any, *, new: Collection[str] = (), partial: bool = False, path: str = "") -> list[str]:

@@ -13,26 +13,15 @@ from typing import Any
 
 import pytest
 
-from kvcm.config.persisted import group_to_dict, storage_to_dict
-from kvcm.config.startup import default_group, default_storage
 from kvcm.protocol import admin_service_pb2, debug_service_pb2, meta_service_pb2
 from kvcm.service.testing import ManagerProcess
-from kvcm.service.testing_story import Story, differing
+from kvcm.service.testing_story import Story, differing, startup_file
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
 GOLDEN: dict[str, Any] = json.loads(Path(ROOT, "tests/goldens/upstream_samples.json").read_text(encoding="utf-8"))
 NEW = {*GOLDEN["later_fields"], *GOLDEN["own_fields"]}
 WAIT_S = 10.0
-
-
-def startup_file(root: str) -> str:
-    """The built-in storage and group, with the storage's root inside `root`."""
-    storage: dict[str, Any] = storage_to_dict(default_storage())
-    storage["storage_spec"]["root_path"] = f"{root}/nfs/"
-    path = Path(root, "startup.json")
-    path.write_text(json.dumps({"storage_config": storage, "instance_group": group_to_dict(default_group())}))
-    return str(path)
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

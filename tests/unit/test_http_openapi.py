@@ -123,3 +123,13 @@ def test_documented_paths_are_exactly_the_routes() -> None:
         app = build_app([service], dispatcher, InFlight(), docs=docs)
         served = {route.path for route in app.routes if isinstance(route, Route)}
         assert served == {"/api/injectFault", "/api/removeFault", "/api/clearFaults"} | ({"/docs", "/openapi.json"} if docs else set())
+
+
+def test_a_guarded_listener_says_that_it_wants_a_token() -> None:
+    service = service_of("debug.DebugService")
+    paths = {rpc: f"/api/{rpc}" for rpc in service.rpcs}
+    assert "security" not in openapi_document([service], paths, {})
+    document = openapi_document([service], paths, {"/metrics": "Metrics."}, guarded=True)
+    assert document["components"]["securitySchemes"] == {"bearer": {"type": "http", "scheme": "bearer"}}
+    assert document["security"] == [{"bearer": []}]
+    assert all("401" in operation["responses"] for methods in document["paths"].values() for operation in methods.values())

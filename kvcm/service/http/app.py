@@ -67,14 +67,18 @@ def build_app(
     extra: Sequence[BaseRoute] = (),
     *,
     docs: bool = False,
+    guarded: bool = False,
     meter: HttpMeter | None = None,
 ) -> FastAPI:
-    """The application of one listener; `extra` comes from `admin_routes`, `docs` adds the OpenAPI document and its page, `meter` counts."""
+    """The application of one listener; `extra` comes from `admin_routes`, `docs` adds the OpenAPI document and its page, `meter` counts.
+
+    `guarded`: somebody in front asks for a token, which the document then says.
+    """
     pool, budget, meter = ThreadPoolExecutor(1, "kvcm-json"), BodyBudget(), meter or HttpMeter()
     routes: list[BaseRoute] = [_route(rpc, dispatcher, in_flight, pool, budget, meter) for service in services for rpc in service.rpcs.values()]
     routes += extra
     if docs:
-        routes += _docs_routes(services, extra)
+        routes += _docs_routes(services, extra, guarded)
     app = FastAPI(title="KVCM", routes=routes, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _not_found)
     return app
@@ -89,16 +93,18 @@ def admin_routes(services: Sequence[Service], dispatcher: Dispatcher, metrics: M
     return routes
 
 
-def _docs_routes(services: Sequence[Service], extra: Sequence[BaseRoute]) -> list[BaseRoute]:
+def _docs_routes(services: Sequence[Service], extra: Sequence[BaseRoute], guarded: bool) -> list[BaseRoute]:
     known = {
         "/api/healthy": "Is this node healthy?",
+        "/healthz": "Is this process up?",
+        "/readyz": "Would calls be served, here or by a known leader?",
         "/metrics": "Metrics in Prometheus' text format.",
         DOCUMENT_PATH: "This document.",
         DOCS_PATH: "A page for people.",
     }
     served = {route.path for route in extra if isinstance(route, Route)} | {DOCUMENT_PATH, DOCS_PATH}
     paths = {name: path_of(name) for service in services for name in service.rpcs}
-    document = openapi_document(services, paths, {path: text for path, text in known.items() if path in served})
+    document = openapi_document(services, paths, {path: text for path, text in known.items() if path in served}, guarded=guarded)
     page = docs_page(document).encode()
     content = document_bytes(document)
 

@@ -31,13 +31,13 @@ _DESCRIPTION = (
 )
 
 
-def openapi_document(services: Sequence[Service], path_of: Mapping[str, str], gets: Mapping[str, str]) -> dict[str, Any]:
-    """The document. `path_of`: RPC name -> path; `gets`: path of every GET -> what it answers, one sentence."""
+def openapi_document(services: Sequence[Service], path_of: Mapping[str, str], gets: Mapping[str, str], *, guarded: bool = False) -> dict[str, Any]:
+    """The document. `path_of`: RPC name -> path; `gets`: path of every GET -> what it answers, one sentence; `guarded`: a bearer token is asked for."""
     rpcs = [(service, rpc) for service in services for rpc in service.rpcs.values()]
     schemas = Schemas((rpc.request_cls.DESCRIPTOR for _, rpc in rpcs), (rpc.response_cls.DESCRIPTOR for _, rpc in rpcs))
     paths: dict[str, Any] = {path_of[rpc.name]: {"post": _operation(service, rpc, schemas)} for service, rpc in rpcs}
     paths |= {path: {"get": _get(path, text)} for path, text in gets.items()}
-    return {
+    document: dict[str, Any] = {
         "openapi": OPENAPI_VERSION,
         "info": {"title": " and ".join(_short(service) for service in services), "version": kvcm.__version__, "description": _DESCRIPTION},
         "servers": [{"url": "/"}],
@@ -45,6 +45,12 @@ def openapi_document(services: Sequence[Service], path_of: Mapping[str, str], ge
         "paths": dict(sorted(paths.items())),
         "components": {"schemas": schemas.components()},
     }
+    if guarded:
+        document["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"bearer": []}]
+        for operation in (operation for methods in paths.values() for operation in methods.values()):
+            operation["responses"]["401"] = {"description": "No token, or not one that is accepted here."}
+    return document
 
 
 def document_bytes(document: Mapping[str, Any]) -> bytes:
