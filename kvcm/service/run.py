@@ -16,6 +16,7 @@ import uvloop
 from kvcm.config.settings import Settings
 from kvcm.metrics import gc_tuning
 from kvcm.service.cluster import Endpoint
+from kvcm.service.grpc.hardened import quieten_strangers
 from kvcm.service.malloc_tuning import tune_malloc
 from kvcm.service.open_files import raise_limit
 from kvcm.service.server import ManagerServer
@@ -29,6 +30,7 @@ def run(settings: Settings, on_ready: Callable[[Endpoint], None]) -> None:
     """Serve until a signal comes; `on_ready` is called once, when calls are answered. Raises as ManagerServer.start does, and what `on_ready` raises."""
     tune_malloc()
     raise_limit()
+    quieten_strangers()
     gc_tuning.tune()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, on_ready))

@@ -59,7 +59,7 @@ async def _messages(ports: Sequence[int], corpus: Sequence[Call], until: float, 
 
 
 async def _frames(ports: Sequence[int], corpus: Sequence[Call], until: float, mutator: Mutator, findings: Findings) -> None:
-    streams = [_conversation(path, request) for path, request in corpus]
+    streams = [conversation(path, request) for path, request in corpus]
     random = mutator.random
     while time.monotonic() < until:
         findings.throws += 1
@@ -91,7 +91,7 @@ async def _throw(port: int, text: bytes, mutator: Mutator) -> str:
         writer.close()
 
 
-def _conversation(path: str, request: bytes) -> bytes:
+def conversation(path: str, request: bytes) -> bytes:
     """All that a client sends for one unary call."""
     headers = (
         (":method", "POST"),

@@ -18,10 +18,12 @@ from typing import Any
 import grpc
 from grpc import aio
 from grpc._cython import cygrpc
+from grpc.aio import _server as aio_server
 
 TRIED_VERSIONS = frozenset({"1.85.3"})
 _log = logging.getLogger("kvcm.service.grpc")
 _cython: Any = cygrpc
+_PlainServer: Any = aio_server.Server
 
 
 def new_server(handlers: Sequence[Any], options: Sequence[tuple[str, Any]], maximum_concurrent_rpcs: int) -> Any:
@@ -44,6 +46,18 @@ def path_reader() -> Callable[[Any], bytes] | None:
     return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(address) if address else None
 
 
+def quieten_strangers() -> None:
+    """grpc.aio logs a traceback for each header name that is not UTF-8; strangers do not get to fill the log. Idempotent.
+
+    What its core writes to stderr is switched off in `kvcm.cli`.
+    """
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("Invalid encoding on")
+
+
 class _Core(_cython.AioServer):  # type: ignore[misc]  # no types for the extension
     """The part of grpc.aio that accepts calls."""
 
@@ -62,7 +76,7 @@ class _Core(_cython.AioServer):  # type: ignore[misc]  # no types for the extens
         return call
 
 
-class _Server(aio.Server):
+class _Server(_PlainServer):  # type: ignore[misc]  # no types for it
     def __init__(self, handlers: Sequence[Any], options: Sequence[tuple[str, Any]], maximum_concurrent_rpcs: int) -> None:
         # Not that of the base class, which would make a core of its own.
         self._loop = _cython.get_working_loop()

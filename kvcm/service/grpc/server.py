@@ -9,6 +9,7 @@ which is why the manager runs mutations in tasks of their own.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from google.protobuf.message import DecodeError
 from kvcm.service.auth.grpc_guard import guarded
 from kvcm.service.auth.guard import Guard
 from kvcm.service.errors import PortInUse
+from kvcm.service.grpc.hardened import new_server
 from kvcm.service.in_flight import InFlight
 from kvcm.service.open_files import share
 from kvcm.service.rpc import Dispatcher, Rpc, Service
@@ -30,6 +32,8 @@ MAX_REPLY_BYTES = 64 << 20
 MAX_CONCURRENT_RPCS = 4096
 MAX_CONNECTIONS = 16_384
 _SHARE_OF_FILES = 4
+_RESTARTS = 600
+_RESTART_PAUSE_S = 0.5
 _ALL_INTERFACES = "0.0.0.0"
 _log = logging.getLogger("kvcm.service.grpc")
 
@@ -80,24 +84,27 @@ class GrpcListener:
         self._tls = tls
         self._credentials: Any = None
         self._server: Any = None
+        self._watching: asyncio.Task[None] | None = None
         self.port = 0
 
     async def start(self, port: int, key: str) -> int:
         """Listen on `port` (0: any free one) and return the real one. Raises PortInUse; `key` is the setting to name in its message."""
         options = (*_OPTIONS, ("grpc.max_allowed_incoming_connections", share(_SHARE_OF_FILES, MAX_CONNECTIONS)))
-        server = grpc.aio.server(handlers=self._handlers, options=options, maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS)
+        server = new_server(self._handlers, options, MAX_CONCURRENT_RPCS)
         try:
             if self._tls is None:
-                self.port = server.add_insecure_port(f"{self._host}:{port}")
+                bound = server.add_insecure_port(f"{self._host}:{port}")
             else:
                 self._credentials = self._tls.grpc_credentials()
-                self.port = server.add_secure_port(f"{self._host}:{port}", self._credentials)
+                bound = server.add_secure_port(f"{self._host}:{port}", self._credentials)
         except RuntimeError:
-            self.port = 0
-        if not self.port:
+            bound = 0
+        if not bound:
             raise PortInUse(f"Port {port} ({key}) cannot be opened for gRPC: another process uses it, or it is not allowed.")
+        self.port = bound
         await server.start()
         self._server = server
+        self._watching = asyncio.get_running_loop().create_task(self._watch(server, key))
         return self.port
 
     async def stop(self, grace_s: float) -> None:
@@ -106,8 +113,27 @@ class GrpcListener:
         A call that has just arrived ends as UNAVAILABLE or CANCELLED and has not run; one that has begun gets its reply.
         """
         server, self._server = self._server, None
+        if self._watching is not None:
+            self._watching.cancel()
         if server is not None:
             await server.stop(grace_s)
+
+    async def _watch(self, server: Any, key: str) -> None:
+        """A server that ends by itself is started again: without its ports this process would lead and serve nobody."""
+        try:
+            await server.wait_for_termination()
+        except Exception:
+            _log.exception("grpc_server_ended port=%d", self.port)
+        for attempt in range(_RESTARTS):
+            if self._server is not server:
+                return
+            try:
+                await self.start(self.port, key)
+                _log.warning("grpc_server_started_again port=%d", self.port)
+                return
+            except PortInUse as error:
+                _log.error("grpc_server_not_started attempt=%d: %s", attempt + 1, error.message)
+                await asyncio.sleep(_RESTART_PAUSE_S)
 
 
 class _Table(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from kvcm.service.http.connections import Connections, QuietLog
 
@@ -119,6 +119,21 @@ class LimitedProtocol(HttpToolsProtocol):
             self._wait_for_the_reader()
         elif not self.pipeline:
             self._places.idle(self)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        transport = self.transport
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            async def send_if_open(message: Any) -> None:
+                # uvicorn hears of a closed connection a moment after the transport, which then refuses to write.
+                if transport.is_closing():
+                    cycle.disconnected = True
+                else:
+                    await send(message)
+
+            await app(scope, receive, send_if_open)
+
+        super()._start_asgi_task(cycle, answer)
 
     def pause_writing(self) -> None:
         super().pause_writing()
