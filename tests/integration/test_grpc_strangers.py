@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from kvcm.protocol import meta_service_pb2 as meta
-from kvcm.service.grpc import hardened
+from kvcm.service.grpc import hardened, unsent
 from kvcm.service.grpc import server as server_module
 from kvcm.service.testing import InProcessManager, ManagerProcess
 from kvcm.service.testing_fuzz_grpc import conversation
@@ -128,6 +128,55 @@ def test_who_connects_and_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch
             while await reader.read(100):
                 pass
             writer.close()
+
+    with_port(script)
+
+
+HEADERS_ONLY = GOOD[: GOOD.rindex(b"\x00\x00\x05\x00\x01")].replace(b"\x0cgrpc-timeout\x021S", b"\x0cx-no-timeout\x021S")
+
+
+async def dangle(port: int, streams: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """One connection with that many calls whose requests never come."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    start = HEADERS_ONLY.index(b"\x01\x04\x00\x00\x00\x01") - 3
+    opening, headers = HEADERS_ONLY[:start], HEADERS_ONLY[start:]
+    writer.write(opening + b"".join(headers[:5] + number.to_bytes(4, "big") + headers[9:] for number in range(1, 2 * streams, 2)))
+    await writer.drain()
+    return reader, writer
+
+
+def test_a_request_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unsent, "REQUEST_DEADLINE_S", 0.1)
+    monkeypatch.setattr(unsent, "_SWEEP_S", 0.05)
+
+    async def script(port: int) -> None:
+        reader, writer = await dangle(port, 3)
+        received = b""
+        while received.count(b"the request did not come in time") + received.count(b"the%20request") < 1:
+            received += await reader.read(1 << 16)
+        writer.close()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            assert await ask(channel) == meta.OK
+
+    with_port(script)
+
+
+def test_thousands_of_requests_that_do_not_come_leave_room_for_those_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "MAX_CONCURRENT_RPCS", 200)
+    monkeypatch.setattr(unsent, "MAX_UNSENT", 50)
+
+    async def script(port: int) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            assert await ask(channel) == meta.OK
+            attackers = []
+            for _ in range(5):
+                attackers.append(await dangle(port, 300))
+                reader, _ = attackers[-1]
+                # They are there when the first of them is refused.
+                await reader.readuntil(b"the request")
+                assert await ask(channel) == meta.OK
+            for _, writer in attackers:
+                writer.close()
 
     with_port(script)
 

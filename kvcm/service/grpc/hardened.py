@@ -1,8 +1,8 @@
-"""A grpc.aio server that no request path can stop.
+"""A grpc.aio server that no request path can stop, and no request that never comes.
 
 grpc.aio decodes the path of a call inside the loop that accepts calls. One path that is not UTF-8, from anybody, ends that loop and with it the server: the
 port closes while the process goes on. Here such a call is dropped before the loop sees it. The loop treats the error that stands for it as it treats a
-call that went away before it was accepted, and goes on.
+call that went away before it was accepted, and goes on. Calls that are accepted are handed to `unsent.py`.
 
 Danger: the path is not visible to Python, so it is asked for through the extension's own table of functions. That is done only for versions of grpcio in
 which it was tried; with any other, `new_server` gives the plain server, and the listener starts it again when it has ended.
@@ -19,6 +19,8 @@ import grpc
 from grpc import aio
 from grpc._cython import cygrpc
 from grpc.aio import _server as aio_server
+
+from kvcm.service.grpc.unsent import Unsent
 
 TRIED_VERSIONS = frozenset({"1.85.3"})
 _log = logging.getLogger("kvcm.service.grpc")
@@ -47,7 +49,7 @@ def path_reader() -> Callable[[Any], bytes] | None:
 
 
 def quieten_strangers() -> None:
-    """grpc.aio logs a traceback for each header name that is not UTF-8; strangers do not get to fill the log. Idempotent.
+    """grpc.aio logs a traceback for each header name that is not UTF-8, and a line for each call refused; strangers do not get to fill the log. Idempotent.
 
     What its core writes to stderr is switched off in `kvcm.cli`.
     """
@@ -55,7 +57,8 @@ def quieten_strangers() -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith("Invalid encoding on")
+    # The second is how grpc.aio takes our refusal of a call whose request does not come.
+    return not str(record.msg).startswith(("Invalid encoding on", "Abort error unexpectedly suppressed"))
 
 
 class _Core(_cython.AioServer):  # type: ignore[misc]  # no types for the extension
@@ -66,6 +69,7 @@ class _Core(_cython.AioServer):  # type: ignore[misc]  # no types for the extens
         if reader is None:
             raise ValueError("only for versions that were tried")
         self._path_of = reader
+        self._unsent = Unsent(_cython.get_working_loop())
 
     async def _request_call(self) -> Any:
         call = await super()._request_call()
@@ -73,6 +77,7 @@ class _Core(_cython.AioServer):  # type: ignore[misc]  # no types for the extens
         # As the loop of grpc.aio will decode it.
         if not path.isascii() and not _is_text(path):
             raise _cython._RequestCallError("a path that is not UTF-8")
+        self._unsent.add(call)
         return call
 
 

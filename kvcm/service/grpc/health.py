@@ -15,6 +15,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
+from kvcm.service.grpc.unsent import begin
+
 HEALTH_SERVICE = "grpc.health.v1.Health"
 _POLL_S = 0.25
 MAX_WATCHERS = 256
@@ -54,12 +56,14 @@ class Health:
         return grpc.method_handlers_generic_handler(HEALTH_SERVICE, methods)
 
     async def _check(self, request: Any, context: Any) -> Any:
+        begin(context)
         status = self.status(request.service)
         if status == _UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, "this listener has no service of that name")
         return health_pb2.HealthCheckResponse(status=status)
 
     async def _watch(self, request: Any, context: Any) -> None:
+        begin(context)
         if self._watchers >= MAX_WATCHERS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many health watches are open")
         self._watchers += 1

@@ -14,6 +14,8 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_reflection.v1alpha import reflection_pb2 as wire
 
+from kvcm.service.grpc.unsent import begin
+
 NAMES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 MAX_STREAMS = 64
 _IDLE_S = 60.0
@@ -68,6 +70,7 @@ class Reflection:
         return reply
 
     async def _info(self, requests: Any, context: Any) -> None:
+        begin(context)
         if self._streams >= MAX_STREAMS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many reflection streams are open")
         self._streams += 1

@@ -22,6 +22,7 @@ from kvcm.service.auth.grpc_guard import guarded
 from kvcm.service.auth.guard import Guard
 from kvcm.service.errors import PortInUse
 from kvcm.service.grpc.hardened import new_server
+from kvcm.service.grpc.unsent import begin
 from kvcm.service.in_flight import InFlight
 from kvcm.service.open_files import share
 from kvcm.service.rpc import Dispatcher, Rpc, Service
@@ -167,6 +168,7 @@ def _method(rpc: Rpc, dispatcher: Dispatcher, in_flight: InFlight) -> Any:
     call = dispatcher.call
 
     async def handle(request: bytes, context: Any) -> bytes:
+        begin(context)
         try:
             message = parse(request)
         except DecodeError:
