@@ -122,7 +122,8 @@ class GrpcListener:
     async def _watch(self, server: Any, key: str) -> None:
         """A server that ends by itself is started again: without its ports this process would lead and serve nobody."""
         try:
-            await server.wait_for_termination()
+            # Shielded, because a cancelled wait would cancel what a stop waits for.
+            await asyncio.shield(asyncio.ensure_future(server.wait_for_termination()))
         except Exception:
             _log.exception("grpc_server_ended port=%d", self.port)
         for attempt in range(_RESTARTS):
