@@ -69,6 +69,8 @@ def run_manager(start: Start) -> int:
     # Whoever looks into the log does not see what the command prints.
     aside = start.daemon or (logger_config is not None and bool(logger_config.root.files))
     try:
+        # Read when grpc is imported. Its notes about connections of strangers go to stderr past our log, as many as strangers want.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         from kvcm.service.run import run
 
         run(settings, on_ready)

@@ -142,6 +142,9 @@ def test_no_secret_comes_out_of_a_guarded_manager(tmp_path: Path) -> None:
         for offer in offers:
             caller.everything(offer, of_account)
         caller.http("admin", "/api/listStorage", {}, f"Basic {login}")
+        # Strangers at the ports are not worth a line outside the log.
+        with Caller(manager, Authority()).channel as stranger, pytest.raises(grpc.RpcError):
+            stranger.unary_unary("/a/b")(b"", timeout=10)
         # Reloads that fail are logged: a file of tokens that is none, a key that does not fit.
         (tmp_path / "tokens").write_text(f"{wrong} {wrong}")
         authority.issue().write(tmp_path, "server")
@@ -154,6 +157,7 @@ def test_no_secret_comes_out_of_a_guarded_manager(tmp_path: Path) -> None:
         assert manager.stop() == 0
         outputs |= {"log": manager.log.encode(), "registry": registry.read_bytes()}
     assert b"credentials_kept" in outputs["log"]
+    assert [line for line in outputs["log"].splitlines() if b" logger=" not in line and not line.startswith(b"kvcm is ready")] == []
     assert b"bob" in outputs["registry"]
     assert leaks(outputs, hidden) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from kvcm.common.errors import KvcmError
 from kvcm.config.errors import SettingsError
 from kvcm.protocol import admin_service_pb2 as admin
 from kvcm.protocol import meta_service_pb2 as meta
+from kvcm.service.http import listener as listener_module
 from kvcm.service.server import ManagerServer
 from kvcm.service.testing import InProcessManager, free_port
 from kvcm.service.tls.testing import DAY, Authority, Pair
@@ -158,6 +160,20 @@ def test_the_meta_plane_can_stay_in_plain_text(tmp_path: Path) -> None:
             assert await ask(channel, "meta") == "OK"
 
     run(tmp_path, OURS.issue(), story, {"kvcm.tls.admin_only": "true"})
+
+
+def test_whoever_never_begins_to_speak_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module, "HANDSHAKE_S", 0.2)
+
+    async def story(desk: Desk) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", desk.http_ports["admin"])
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        writer.close()
+        assert await desk.http("admin", OURS) == 404
+
+    run(tmp_path, OURS.issue(), story)
 
 
 def test_an_expired_certificate_is_shown_to_be_expired(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 
 MAX_HEADER_CHARS = 8192
-_BLANKS = " \t"
+_FORM = re.compile(rb"[ \t]*([^\s]+)[ \t]+([^\s]+)[ \t]*\Z")
 
 
 class NoOffer(Enum):
@@ -41,21 +42,18 @@ def parse_authorization(value: bytes | None) -> Offer:
         return NoOffer.MISSING
     if len(value) > MAX_HEADER_CHARS:
         return NoOffer.MALFORMED
-    text = value.decode("latin-1").strip(_BLANKS)
-    ends = [at for at in (text.find(blank) for blank in _BLANKS) if at > 0]
-    if not ends:
+    found = _FORM.match(value)
+    if found is None:
         return NoOffer.MALFORMED
-    scheme, rest = text[: min(ends)].lower(), text[min(ends) :].strip(_BLANKS)
-    if not rest or any(char.isspace() for char in rest):
-        return NoOffer.MALFORMED
-    if scheme == "bearer":
-        return BearerOffer(rest.encode("latin-1"))
-    if scheme == "basic":
+    scheme, rest = found[1].lower(), found[2]
+    if scheme == b"bearer":
+        return BearerOffer(rest)
+    if scheme == b"basic":
         return _basic(rest)
     return NoOffer.MALFORMED
 
 
-def _basic(text: str) -> Offer:
+def _basic(text: bytes) -> Offer:
     try:
         user, colon, password = base64.b64decode(text, validate=True).decode("utf-8").partition(":")
     except (binascii.Error, ValueError):

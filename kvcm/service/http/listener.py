@@ -17,6 +17,7 @@ from kvcm.service.http.protocol import protocol_factory
 from kvcm.service.tls.keeper import TlsKeeper
 
 KEEP_ALIVE_S = 75
+HANDSHAKE_S = 10.0
 _BACKLOG = 1024
 _ALL_INTERFACES = "0.0.0.0"
 _log = logging.getLogger("kvcm.service.http")
@@ -108,8 +109,28 @@ class _Server(uvicorn.Server):
         self.ready = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        if self.config.ssl is not None and sockets:
+            await self._start_tls(sockets)
+        else:
+            await super().startup(sockets)
         self.ready.set()
+
+    async def _start_tls(self, sockets: list[socket.socket]) -> None:
+        """As uvicorn does it, but with a limit for handshakes: it leaves them the loop's minute, and a connection counts nowhere before its handshake."""
+        config, loop = self.config, asyncio.get_running_loop()
+
+        def protocol() -> asyncio.Protocol:
+            made: Any = config.http_protocol_class
+            connection: asyncio.Protocol = made(config=config, server_state=self.server_state, app_state=self.lifespan.state)
+            return connection
+
+        self.servers = [
+            await loop.create_server(
+                protocol, sock=sock, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=HANDSHAKE_S
+            )
+            for sock in sockets
+        ]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
