@@ -50,6 +50,7 @@ def test_a_registry_wiped_by_a_restart_is_filled_again(a_house: House, admin_kub
         assert "chat" not in a_house.groups()
         eventually(lambda: "chat" in a_house.groups() and "fast" in a_house.storages(), "the registry is filled again")
         _reported_once(a_house, operator, "fast", "chat")
+        assert a_house.body("KVCacheManager", "demo")["status"]["leader"]["epoch"] >= 1
         with engine(a_house.manager.meta_address, "chat") as client:
             assert client.write(1, 2, 3) == 3
             assert client.read(1, 2, 3) == 3

@@ -36,7 +36,7 @@ class NodeCalls:
         if found is not None:
             ports = (found.meta_rpc_port, found.meta_http_port, found.admin_rpc_port, found.admin_http_port)
             leader = NodeEndpoint(found.node_id, found.host, *ports, found.custom_info)
-        return ClusterInfo(reply.self_node_id, reply.leader_node_id, reply.self_leader_expiration_time, leader)
+        return ClusterInfo(reply.self_node_id, reply.leader_node_id, reply.self_leader_expiration_time, leader, reply.leader_epoch)
 
     async def check_health(self) -> Health:
         reply = await self._rpc.read("CheckHealth", pb.CheckHealthRequest(trace_id=self._trace))

@@ -35,6 +35,7 @@ class FakeAdmin:
         self.snapshot = ""
         self.samples: tuple[MetricSample, ...] = ()
         self.campaign_delay = 0
+        self.epoch = 1
         self.calls: list[str] = []
         self._failures: dict[str, list[_Failure]] = {}
 
@@ -180,7 +181,7 @@ class FakeAdmin:
         _after(self._before("set_log_level", level))
 
     async def cluster_info(self) -> ClusterInfo:
-        return ClusterInfo("node-1", "node-1", 0, None)
+        return ClusterInfo("node-1", "node-1", 0, None, self.epoch)
 
     async def check_health(self) -> Health:
         return Health(healthy=True, leader=True, elector_last_loop_ms=0)

@@ -77,12 +77,13 @@ class NodeEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """`leader_expiration_us`: Unix time at which the asked node's leadership ends unless renewed, -1 when it does not lead."""
+    """`leader_expiration_us`: Unix time at which the asked node's leadership ends unless renewed, -1 when it does not lead. `leader_epoch`: 0 unknown."""
 
     self_node_id: str
     leader_node_id: str
     leader_expiration_us: int
     leader: NodeEndpoint | None
+    leader_epoch: int = 0
 
 
 class AccountRole(Enum):

@@ -1012,20 +1012,22 @@ class NodeEndpoint(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., host: _Optional[str] = ..., meta_rpc_port: _Optional[int] = ..., meta_http_port: _Optional[int] = ..., admin_rpc_port: _Optional[int] = ..., admin_http_port: _Optional[int] = ..., custom_info: _Optional[str] = ...) -> None: ...
 
 class GetManagerClusterInfoResponse(_message.Message):
-    __slots__ = ("header", "info_updated_time", "self_leader_expiration_time", "self_node_id", "leader_node_id", "leader_endpoint")
+    __slots__ = ("header", "info_updated_time", "self_leader_expiration_time", "self_node_id", "leader_node_id", "leader_endpoint", "leader_epoch")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     INFO_UPDATED_TIME_FIELD_NUMBER: _ClassVar[int]
     SELF_LEADER_EXPIRATION_TIME_FIELD_NUMBER: _ClassVar[int]
     SELF_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     LEADER_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     LEADER_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     header: CommonResponseHeader
     info_updated_time: int
     self_leader_expiration_time: int
     self_node_id: str
     leader_node_id: str
     leader_endpoint: NodeEndpoint
-    def __init__(self, header: _Optional[_Union[CommonResponseHeader, _Mapping]] = ..., info_updated_time: _Optional[int] = ..., self_leader_expiration_time: _Optional[int] = ..., self_node_id: _Optional[str] = ..., leader_node_id: _Optional[str] = ..., leader_endpoint: _Optional[_Union[NodeEndpoint, _Mapping]] = ...) -> None: ...
+    leader_epoch: int
+    def __init__(self, header: _Optional[_Union[CommonResponseHeader, _Mapping]] = ..., info_updated_time: _Optional[int] = ..., self_leader_expiration_time: _Optional[int] = ..., self_node_id: _Optional[str] = ..., leader_node_id: _Optional[str] = ..., leader_endpoint: _Optional[_Union[NodeEndpoint, _Mapping]] = ..., leader_epoch: _Optional[int] = ...) -> None: ...
 
 class LeaderDemoteRequest(_message.Message):
     __slots__ = ("trace_id",)

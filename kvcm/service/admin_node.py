@@ -63,6 +63,7 @@ class _Node:
             self_leader_expiration_time=known.self_leader_expiration_us,
             self_node_id=known.self_node_id,
             leader_node_id=known.leader_node_id,
+            leader_epoch=known.leader_epoch,
         )
         endpoint = known.leader_endpoint
         if endpoint.node_id:

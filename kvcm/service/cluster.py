@@ -24,7 +24,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """`leader_node_id` is empty and `leader_endpoint` blank while no leader is known.
+    """`leader_node_id` is empty, `leader_endpoint` blank and `leader_epoch` 0 while no leader is known.
 
     `self_leader_expiration_us`: wall clock, -1 when this node does not lead. `elector_last_loop_ms`: wall clock of the elector's last turn.
     `is_leader`: this node may answer leader-only requests. `is_health`: the elector runs, and a leader is also recovered.
@@ -33,6 +33,7 @@ class ClusterSnapshot:
     self_node_id: str
     leader_node_id: str = ""
     leader_endpoint: Endpoint = field(default_factory=Endpoint)
+    leader_epoch: int = 0
     self_leader_expiration_us: int = -1
     elector_last_loop_ms: int = 0
     is_leader: bool = False

@@ -33,6 +33,7 @@ class LiveCluster:
         self._stale_ms = max(_STALE_LOOP_MS, 10 * loop_interval_ms)
         self._leader_id = ""
         self._leader = Endpoint()
+        self._epoch = 0
         self._published = False
         self._task: asyncio.Task[None] | None = None
 
@@ -58,18 +59,19 @@ class LiveCluster:
         """What is known now; never waits. At most half a second old about other nodes, exact about this one."""
         own_id = self._own.node_id
         serving = self._gate.may_serve()
-        leader_id, leader = self._leader_id, self._leader
+        leader_id, leader, epoch = self._leader_id, self._leader, self._epoch
         holds = self._runner.deadline_us > 0
         if serving or holds:
-            leader_id, leader = own_id, self._own
+            leader_id, leader, epoch = own_id, self._own, self._runner.epoch
         elif leader_id == own_id:
-            leader_id, leader = "", Endpoint()
+            leader_id, leader, epoch = "", Endpoint(), 0
         last_loop = self._runner.last_loop_wall_ms
         fresh = self._clock.wall_us() // 1000 - last_loop < self._stale_ms
         return ClusterSnapshot(
             self_node_id=own_id,
             leader_node_id=leader_id,
             leader_endpoint=leader,
+            leader_epoch=epoch,
             self_leader_expiration_us=self._runner.lease_ends_wall_us(),
             elector_last_loop_ms=last_loop,
             is_leader=serving,
@@ -84,10 +86,12 @@ class LiveCluster:
                 self._published = True
             leader = await self._coordinator.observe()
             if leader is None:
-                self._leader_id, self._leader = "", Endpoint()
-            elif leader.node_id != self._leader_id or not self._leader.node_id:
+                self._leader_id, self._leader, self._epoch = "", Endpoint(), 0
+                return
+            # A node that has lost and won again may have started anew in between, with other ports.
+            if (leader.node_id, leader.epoch) != (self._leader_id, self._epoch) or not self._leader.node_id:
                 info = await self._coordinator.get_node_info(leader.node_id)
-                self._leader_id, self._leader = leader.node_id, parse_endpoint(info)
+                self._leader_id, self._leader, self._epoch = leader.node_id, parse_endpoint(info), leader.epoch
 
     async def _watch(self) -> None:
         failing = False

@@ -95,7 +95,9 @@ def _leader(subject: Subject, serving: Serving, sight: Sight, wall_us: int) -> J
     if not serving.leader:
         return None
     old = mapping(subject.status.get("leader"))
-    since = old.get("since") if old.get("nodeId") == serving.leader else None
-    leader: Json = {"nodeId": serving.leader, "since": since or timestamp(wall_us)}
+    same = old.get("nodeId") == serving.leader and (old.get("epoch") or 0) == serving.epoch
+    leader: Json = {"nodeId": serving.leader, "since": same and old.get("since") or timestamp(wall_us)}
+    if serving.epoch:
+        leader["epoch"] = serving.epoch
     # In the cluster a node bears the name of its pod.
     return leader if sight.outside else {"pod": serving.leader, **leader}

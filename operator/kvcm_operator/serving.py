@@ -12,10 +12,14 @@ from kvcm_operator.world import World
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """`healthy`: it says that it serves, None when it does not answer. The counts are None when a manager does not tell."""
+    """`healthy`: it says that it serves, None when it does not answer. `epoch`: of the leader, 0 when unknown.
+
+    The counts are None when a manager does not tell.
+    """
 
     healthy: bool | None
     leader: str = ""
+    epoch: int = 0
     storages: int | None = None
     groups: int | None = None
     instances: int | None = None
@@ -41,6 +45,7 @@ async def _ask(speaker: Speaker) -> Serving:
     return Serving(
         healthy=True,
         leader=cluster.leader_node_id,
+        epoch=cluster.leader_epoch,
         storages=len(await speaker.storages()),
         groups=len(groups),
         instances=sum(view.usage.instances for view in groups if view.usage is not None) if told else None,

@@ -63,6 +63,27 @@ def test_three_resources_become_a_running_service_and_then_nothing_moves() -> No
     run(story)
 
 
+def test_a_leader_that_wins_again_is_a_new_leader() -> None:
+    """A pod that has started anew has its old name; its epoch tells."""
+
+    async def story(house: House) -> None:
+        house.kube.put(applied_manager())
+        await house.settle_cluster()
+        first = house.status(BOSS)["leader"]
+        assert (first["nodeId"], first["epoch"]) == ("node-1", 1)
+        house.clock.advance_us(60_000_000)
+        await house.settle_cluster()
+        assert house.status(BOSS)["leader"] == first
+        house.admin.epoch = 2
+        house.clock.advance_us(60_000_000)
+        await house.settle_cluster()
+        second = house.status(BOSS)["leader"]
+        assert (second["nodeId"], second["epoch"]) == ("node-1", 2)
+        assert second["since"] > first["since"]
+
+    run(story)
+
+
 def test_everything_is_owned_and_goes_with_the_manager() -> None:
     async def story(house: House) -> None:
         house.kube.put(applied_manager())
