@@ -96,7 +96,7 @@ def _leader(subject: Subject, serving: Serving, sight: Sight, wall_us: int) -> J
         return None
     old = mapping(subject.status.get("leader"))
     same = old.get("nodeId") == serving.leader and (old.get("epoch") or 0) == serving.epoch
-    leader: Json = {"nodeId": serving.leader, "since": same and old.get("since") or timestamp(wall_us)}
+    leader: Json = {"nodeId": serving.leader, "since": (same and old.get("since")) or timestamp(wall_us)}
     if serving.epoch:
         leader["epoch"] = serving.epoch
     # In the cluster a node bears the name of its pod.
