@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvcm.client.errors import InvalidClientConfig
-from kvcm.client.http_transport import Origin, TransportFailed, origin_of
+from kvcm.client.http_transport import Origin, TransportFailed, is_host, origin_of
 from kvcm.common.errors import InvalidArgument, KvcmError
 from kvcm.common.service_discovery import StaticDiscovery, open_discovery
 
@@ -183,7 +183,7 @@ def _leader(seed: Origin, status: int, body: bytes) -> Origin | None:
     endpoint = document.get("leader_endpoint")
     host = endpoint.get("host") if isinstance(endpoint, dict) else None
     port = endpoint.get("meta_http_port") if isinstance(endpoint, dict) else None
-    if not isinstance(host, str) or not host or not isinstance(port, int) or not 0 < port < 65536:
+    if not isinstance(host, str) or not is_host(host) or not isinstance(port, int) or not 0 < port < 65536:
         return None
     # All nodes of a cluster are configured alike: a leader found over TLS speaks TLS.
     return Origin(seed.scheme, host, port)

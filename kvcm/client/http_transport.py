@@ -74,9 +74,14 @@ def origin_of(url: str) -> Origin:
         port = parts.port
     except ValueError:
         parts, port = SplitResult("", "", "", "", ""), None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password or parts.query or parts.fragment or port == 0:
+    if parts.scheme not in ("http", "https") or not is_host(parts.hostname) or parts.username or parts.password or parts.query or parts.fragment or port == 0:
         raise InvalidClientConfig("a manager's address must be http://host:port or https://host:port, without a user, query or fragment")
-    return Origin(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), parts.path.rstrip("/"))
+    return Origin(parts.scheme, parts.hostname or "", port or (443 if parts.scheme == "https" else 80), parts.path.rstrip("/"))
+
+
+def is_host(name: object) -> bool:
+    """Can it stand between `//` and the port of a URL, and in a Host header?"""
+    return isinstance(name, str) and 0 < len(name) < 256 and name.isascii() and not any(char <= " " or char in "/@?#[]\\\x7f" for char in name)
 
 
 class HttpTransport:

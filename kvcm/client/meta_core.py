@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from kvcm.client import meta_ops
 from kvcm.client.config import ClientConfig
-from kvcm.client.errors import AccessDenied, ClientError, ConnectFailed, RpcFailed, RpcOutcomeUnknown, ServiceError, ServiceNotLeader
+from kvcm.client.errors import AccessDenied, ClientError, ConnectFailed, InvalidClientConfig, RpcFailed, RpcOutcomeUnknown, ServiceError, ServiceNotLeader
 from kvcm.client.meta_ops import Operation, Registration
 
 T = TypeVar("T")
@@ -154,8 +154,8 @@ class MetaCore:
         self._stale = False
         try:
             yield from self._search(self._current(), deposed=False)
-        except ServiceError:
-            pass  # the call itself will tell
+        except (ServiceError, AccessDenied, InvalidClientConfig):
+            pass  # the call itself will tell; files may be half-way through a rotation
 
     def _search(self, link: _Link, *, deposed: bool) -> Flow[bool]:
         """Move to the leader. True: the client has another link than `link` now. `deposed`: `link` itself said that it does not lead."""

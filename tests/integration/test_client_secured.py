@@ -169,6 +169,17 @@ def test_the_command(secured: Secured) -> None:
     assert _kvcm(secured, "call", "debug/ClearFaults").returncode == 0
 
 
+def test_a_replay_with_the_metrics_page(secured: Secured) -> None:
+    tls = secured.security.tls
+    assert tls is not None
+    address = f"https://localhost:{secured.manager.endpoint.admin_http_port}/metrics"
+    command = [sys.executable, "-m", "kvcm.cli.main", "replay", "conversation", "--limit", "2", "--manager", secured.meta, "--metrics-url", address]
+    identity = ["--tls-ca", tls.ca_file, "--tls-cert", tls.cert_file, "--tls-key", tls.key_file, "--token-file", str(secured.folder / "token")]
+    done = subprocess.run([*command, *identity], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "reported usage" in done.stdout
+
+
 def test_a_rotated_token_needs_no_new_client(secured: Secured) -> None:
     """The manager and its clients read the same file; each in its own time, so the client is asked until both have."""
     token = secured.folder / "token"

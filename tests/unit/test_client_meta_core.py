@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from kvcm.client import meta_core, meta_ops
 from kvcm.client.config import ClientConfig
-from kvcm.client.errors import ConnectFailed, RpcFailed, RpcOutcomeUnknown, ServiceError, ServiceInstanceUnknown, ServiceNotLeader
+from kvcm.client.errors import AccessDenied, ConnectFailed, RpcFailed, RpcOutcomeUnknown, ServiceError, ServiceInstanceUnknown, ServiceNotLeader
 from kvcm.client.meta_core import Flow, MetaCore
+from kvcm.client.security import PLAIN, ClientSecurity
 from kvcm.client.types import QueryType
 from kvcm.protocol import meta_service_pb2 as pb
 
@@ -33,8 +36,9 @@ class Cluster:
         self.locked = False
         self.now = 0.0
         self.break_next: str | None = None
+        self.denied: set[str] = set()
 
-    def core(self, *addresses: str) -> MetaCore:
+    def core(self, *addresses: str, security: ClientSecurity = PLAIN) -> MetaCore:
         config = {
             "instance_group": "g",
             "instance_id": "i",
@@ -43,7 +47,7 @@ class Cluster:
             "location_spec_infos": {"tp0": 1},
             "model_deployment": {"model_name": "m", "dtype": "d"},
         }
-        return MetaCore(ClientConfig.parse(config), lambda: self.now)
+        return MetaCore(replace(ClientConfig.parse(config), security=security), lambda: self.now)
 
     def run(self, flow: Flow[T]) -> T:
         step: Callable[[], Any] = flow.__next__
@@ -84,6 +88,8 @@ class Cluster:
         if command.address in self.down or self.break_next == command.method:
             self.break_next = None
             raise RpcFailed("gone", grpc_status="UNAVAILABLE")
+        if command.address in self.denied:
+            raise AccessDenied("wants a token", grpc_status="UNAUTHENTICATED", may_have_run=False)
         leads = command.address == self.leader
         status = pb.Status(code=pb.OK if leads else pb.SERVER_NOT_LEADER)
         header = pb.CommonResponseHeader(status=status)
@@ -237,3 +243,51 @@ def test_replies_that_break_the_contract_are_refused() -> None:
         meta_ops.result_of(match, pb.GetCacheLocationResponse(header=ok, checksums=[1, 2]))
     found = meta_ops.result_of(match, pb.GetCacheLocationResponse(header=ok, locations=[pb.CacheLocation()]))
     assert found.checksums == (0,)
+
+
+def test_a_refused_token_ends_the_start_and_is_not_taken_for_a_dead_node() -> None:
+    cluster = Cluster(leader="b:2")
+    cluster.denied = {"a:1"}
+    with pytest.raises(AccessDenied):
+        cluster.run(cluster.core("a:1", "b:2").connect())
+    assert cluster.log == [("a:1", "RegisterInstance")]
+    assert cluster.open == []
+
+
+def test_a_token_refused_later_is_told_as_such_and_starts_no_search() -> None:
+    cluster = Cluster(leader="a:1")
+    core = cluster.core("a:1", "b:2")
+    cluster.run(core.connect())
+    cluster.denied = {"a:1"}
+    for _ in range(2):
+        cluster.now += 5
+        with pytest.raises(AccessDenied) as caught:
+            cluster.run(core.call(_remove()))
+        assert not caught.value.unknown_outcome
+    assert [method for _, method in cluster.log] == ["RegisterInstance", "RemoveCache", "RemoveCache"]
+    cluster.denied.clear()
+    cluster.run(core.call(_remove()))
+
+
+def test_after_a_rotation_of_certificates_the_same_leader_is_connected_to_anew(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.write_text("one")
+    cluster = Cluster(leader="a:1")
+    core = cluster.core("a:1", security=ClientSecurity.of(ca_file=str(ca)))
+    cluster.run(core.connect())
+
+    def fail_then_call() -> None:
+        cluster.break_next = "RemoveCache"
+        with pytest.raises(RpcOutcomeUnknown):
+            cluster.run(core.call(_remove()))
+        cluster.now += 5
+        cluster.log.clear()
+        cluster.run(core.call(_remove()))
+
+    fail_then_call()
+    assert cluster.log == [("a:1", "GetClusterInfo"), ("a:1", "RemoveCache")]
+    ca.write_text("another")
+    fail_then_call()
+    assert cluster.log == [("a:1", "GetClusterInfo"), ("a:1", "RegisterInstance"), ("a:1", "RemoveCache")]
+    fail_then_call()
+    assert cluster.log == [("a:1", "GetClusterInfo"), ("a:1", "RemoveCache")]
