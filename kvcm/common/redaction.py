@@ -23,6 +23,8 @@ _MEMBER: Final = re.compile(
 )
 _PAIR: Final = re.compile(rf"(?P<head>(?<![A-Za-z0-9_.\-])(?:{_NAME}|auth)\s*=\s*)[^&\s,;\"'\\]+", re.IGNORECASE)
 _SCHEME: Final = re.compile(r"(?P<head>\b(?:Bearer|Basic)\s+)[^\s,;\"'\\]+", re.IGNORECASE)
+# No secret is found in a text without one of these, or an "@".
+_HINT: Final = re.compile(r"pass|pwd|secret|cred|key|auth|token|bearer|basic", re.IGNORECASE)
 
 
 def redact_uri(text: str) -> str:
@@ -39,6 +41,8 @@ def is_secret_name(name: str) -> bool:
 
 def redact(text: str) -> str:
     """The text with its secrets hidden. Quadratic in its length at worst; meant for texts of at most about a thousand characters."""
+    if "@" not in text and _HINT.search(text) is None:
+        return text  # most texts: one look
     if "://" in text:
         text = _QUOTED_USER.sub(f"{HIDDEN}@", text)
     if '"' in text:

@@ -6,6 +6,7 @@ with a word. A read of a thousand blocks costs here what a read of a few costs.
 
 from __future__ import annotations
 
+import math
 from json.encoder import encode_basestring_ascii as quote  # the C function behind json.dumps
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from google.protobuf.message import Message
 from kvcm.common.redaction import HIDDEN, is_secret_name, redact
 
 SHOWN_ELEMENTS: Final = 8
+SHOWN_MESSAGES: Final = 2
 SHOWN_CHARS: Final = 256
 _LOOKED_AT_CHARS: Final = 1024  # patterns are at worst quadratic in it, and hold the interpreter
 _MAX_DEPTH: Final = 8
@@ -27,6 +29,36 @@ def payload_text(message: Message, max_chars: int) -> str:
     return _Writer(max_chars).object(message, 0)
 
 
+class _Shape:
+    """What a field's value is written by; looked up once per field of the protocol."""
+
+    __slots__ = ("enum", "head", "kind", "repeated")
+
+    def __init__(self, field: FieldDescriptor) -> None:
+        self.head = f"{quote(field.name)}:"
+        self.repeated = field.is_repeated
+        self.enum = field.enum_type
+        self.kind = _KINDS.get(field.type, "whole")
+        if field.cpp_type in (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64):
+            self.kind = "wide"
+        if field.name in _OPAQUE or (field.message_type is not None and field.message_type.GetOptions().map_entry):
+            self.kind = "opaque"
+        if is_secret_name(field.name):
+            self.kind = "secret"
+
+
+_KINDS: Final = {
+    FieldDescriptor.TYPE_MESSAGE: "message",
+    FieldDescriptor.TYPE_STRING: "text",
+    FieldDescriptor.TYPE_BYTES: "bytes",
+    FieldDescriptor.TYPE_BOOL: "bool",
+    FieldDescriptor.TYPE_ENUM: "enum",
+    FieldDescriptor.TYPE_FLOAT: "real",
+    FieldDescriptor.TYPE_DOUBLE: "real",
+}
+_shapes: dict[FieldDescriptor, _Shape] = {}
+
+
 class _Writer:
     def __init__(self, budget: int) -> None:
         self._left = budget
@@ -37,41 +69,44 @@ class _Writer:
             if self._left <= 0 or depth >= _MAX_DEPTH:
                 members.append('"...":"cut"')
                 break
-            members.append(f"{quote(field.name)}:{self._value(field, value, depth)}")
-            self._left -= len(field.name) + 4
+            shape = _shapes.get(field) or _shapes.setdefault(field, _Shape(field))
+            members.append(shape.head + self._value(shape, value, depth))
+            self._left -= len(shape.head) + 1
         return "{" + ",".join(members) + "}"
 
-    def _value(self, field: FieldDescriptor, value: Any, depth: int) -> str:
-        if is_secret_name(field.name):
+    def _value(self, shape: _Shape, value: Any, depth: int) -> str:
+        if shape.kind == "secret":
             return f'"{HIDDEN}"'
-        if field.name in _OPAQUE:
-            return self._spent(quote(f"({len(value)} characters)"))
-        if not field.is_repeated:
-            return self._one(field, value, depth)
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            return self._spent(quote(f"({len(value)} entries)"))
-        shown = [self._one(field, element, depth) for element in value[:SHOWN_ELEMENTS]]
-        if len(value) > SHOWN_ELEMENTS:
+        if shape.kind == "opaque":
+            return self._spent(quote(f"({len(value)} in all, not shown)"))
+        if not shape.repeated:
+            return self._one(shape, value, depth)
+        most = SHOWN_MESSAGES if shape.kind == "message" else SHOWN_ELEMENTS
+        shown = [self._one(shape, element, depth) for element in value[:most]]
+        if len(value) > most:
             shown.append(quote(f"... {len(value)} in all"))
         return "[" + ",".join(shown) + "]"
 
-    def _one(self, field: FieldDescriptor, value: Any, depth: int) -> str:
-        if field.type == FieldDescriptor.TYPE_MESSAGE:
-            return self.object(value, depth + 1)
-        if field.type == FieldDescriptor.TYPE_STRING:
-            return self._spent(quote(short(value)))
-        if field.type == FieldDescriptor.TYPE_BYTES:
-            return self._spent(quote(f"({len(value)} bytes)"))
-        if field.type == FieldDescriptor.TYPE_BOOL:
-            return self._spent("true" if value else "false")
-        if field.type == FieldDescriptor.TYPE_ENUM:
-            known = field.enum_type.values_by_number.get(value) if field.enum_type is not None else None
-            return self._spent(quote(known.name) if known is not None else str(value))
-        if field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
-            return self._spent(repr(value) if value == value and abs(value) != float("inf") else quote(repr(value)))
-        # 64-bit numbers are texts, as everywhere in this API's JSON.
-        wide = field.cpp_type in (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
-        return self._spent(f'"{value}"' if wide else str(value))
+    def _one(self, shape: _Shape, value: Any, depth: int) -> str:
+        match shape.kind:
+            case "message":
+                return self.object(value, depth + 1)
+            case "wide":
+                # 64-bit numbers are texts, as everywhere in this API's JSON.
+                return self._spent(f'"{value}"')
+            case "text":
+                return self._spent(quote(short(value)))
+            case "bytes":
+                return self._spent(quote(f"({len(value)} bytes)"))
+            case "bool":
+                return self._spent("true" if value else "false")
+            case "enum":
+                known = shape.enum.values_by_number.get(value) if shape.enum is not None else None
+                return self._spent(quote(known.name) if known is not None else str(value))
+            case "real":
+                return self._spent(repr(value) if math.isfinite(value) else quote(repr(value)))
+            case _:
+                return self._spent(str(value))
 
     def _spent(self, text: str) -> str:
         self._left -= len(text)

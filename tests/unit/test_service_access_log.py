@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kvcm.protocol import admin_service_pb2 as admin
 from kvcm.protocol import meta_service_pb2 as meta
 from kvcm.service.access_log import MAX_KEPT_BYTES, AccessLog
-from kvcm.service.payload import SHOWN_ELEMENTS, payload_text
+from kvcm.service.payload import SHOWN_ELEMENTS, SHOWN_MESSAGES, payload_text
 from kvcm.service.rpc import Call, Dispatcher, Origin, Rpc, unsupported
 from kvcm.service.testing_rpc import RpcDesk
 
@@ -99,7 +99,7 @@ def test_payloads_are_bounded_and_secrets_hidden() -> None:
     first, second = logged([(add, request, call(), 1, b"\n\x00", 1), (READ, read, call(), 1, reply, 1)], with_payload=True)
     assert first["request"] == {"trace_id": "t", "user_name": "u", "password": "***"}
     assert second["request"]["block_keys"] == [*map(str, range(SHOWN_ELEMENTS)), "... 5000 in all"]
-    assert len(second["response"]["locations"]) == SHOWN_ELEMENTS + 1
+    assert len(second["response"]["locations"]) == SHOWN_MESSAGES + 1
 
 
 def test_large_messages_are_not_kept() -> None:
