@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from kvcm.common.errors import InvalidArgument
 
-_MAX_URI_CHARS = 4096
+MAX_URI_CHARS = 4096
 
 
 class InvalidUri(InvalidArgument):
@@ -49,8 +49,8 @@ class Uri:
 
 def parse_uri(text: str) -> Uri:
     """Read one URI; raises `InvalidUri` with a sentence that does not repeat the text (it may hold credentials)."""
-    if len(text) > _MAX_URI_CHARS:
-        raise InvalidUri(f"a URI may have at most {_MAX_URI_CHARS} characters")
+    if len(text) > MAX_URI_CHARS:
+        raise InvalidUri(f"a URI may have at most {MAX_URI_CHARS} characters")
     scheme, sep, rest = text.partition("://")
     if not sep or not scheme:
         raise InvalidUri("a URI needs a scheme followed by '://'")

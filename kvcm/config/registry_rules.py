@@ -7,7 +7,7 @@ is refused here, once, for every way in. Requirements that only the admin API ha
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from kvcm.common.errors import InvalidArgument
 from kvcm.config.model import CachePreferStrategy, Instance, InstanceGroup
@@ -29,6 +29,7 @@ from kvcm.data_storage.naming import check_storage_name, component_problem
 
 MAX_ID_CHARS = 256
 MAX_CANDIDATES = 256
+MAX_TIMING_MS = 86_400_000
 
 
 def name_problem(text: str) -> str | None:
@@ -59,6 +60,10 @@ def check_storage(storage: Storage) -> None:
     check_storage_name(storage.name)
     if storage.type is StorageType.UNSPECIFIED:
         raise InvalidArgument(f"Storage {storage.name!r} has no type.")
+    if isinstance(storage.spec, EventReportSpec):
+        wrong = [field.name for field in fields(storage.spec) if not 0 < getattr(storage.spec, field.name) <= MAX_TIMING_MS]
+        if wrong:
+            raise InvalidArgument(f"Storage {storage.name!r}: {', '.join(wrong)} must be from 1 to {MAX_TIMING_MS} milliseconds.")
 
 
 def check_group(group: InstanceGroup) -> None:

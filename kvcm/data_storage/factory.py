@@ -11,8 +11,11 @@ from kvcm.data_storage.layout import file_layout, hf3fs_layout
 from kvcm.data_storage.model import Storage, StorageType
 from kvcm.data_storage.pool import BlockingPool
 from kvcm.data_storage.port import DataStorageBackend
+from kvcm.data_storage.reported import ReportedBackend
 
-BUILT_TYPES = frozenset({StorageType.NFS, StorageType.HF3FS, StorageType.VCNS_HF3FS, StorageType.DUMMY})
+BUILT_TYPES = frozenset(
+    {StorageType.NFS, StorageType.HF3FS, StorageType.VCNS_HF3FS, StorageType.DUMMY, StorageType.EVENT_REPORT_L1P5, StorageType.EVENT_REPORT_L2}
+)
 
 
 def open_backend(storage: Storage, pool: BlockingPool, clock: Clock, ids: IdSource) -> DataStorageBackend:
@@ -27,6 +30,8 @@ def open_backend(storage: Storage, pool: BlockingPool, clock: Clock, ids: IdSour
             return FileSystemBackend(storage, hf3fs_layout(storage), pool, clock, ids)
         case StorageType.DUMMY:
             return DummyBackend(storage, pool, clock, ids)
+        case StorageType.EVENT_REPORT_L1P5 | StorageType.EVENT_REPORT_L2:
+            return ReportedBackend(storage)
         case _:
             kind = storage.type.type_name or "unspecified"
             raise Unsupported(

@@ -33,8 +33,13 @@ class StorageType(IntEnum):
         return StorageType.HF3FS if self is StorageType.VCNS_HF3FS else self
 
     @property
+    def reported(self) -> bool:
+        """Do hosts tell what lies there? Such bytes are in the hosts' own memory: never allocated, probed, counted or deleted by us (behaviour 21.1)."""
+        return self in (StorageType.EVENT_REPORT_L1P5, StorageType.EVENT_REPORT_L2)
+
+    @property
     def allocatable(self) -> bool:
-        return self not in (StorageType.UNSPECIFIED, StorageType.EVENT_REPORT_L1P5, StorageType.EVENT_REPORT_L2)
+        return self is not StorageType.UNSPECIFIED and not self.reported
 
 
 _TYPE_NAMES = {

@@ -16,13 +16,18 @@ from typing import Any, TypeVar
 from kvcm.common.block_mask import BlockMask
 from kvcm.common.clock import Clock
 from kvcm.common.eager import run_to_end
-from kvcm.common.errors import InstanceNotExist, InvalidArgument, NotReady
+from kvcm.common.errors import InstanceNotExist, InvalidArgument, KvcmError, NotReady
 from kvcm.common.ids import IdSource
 from kvcm.config.model import Instance
-from kvcm.manager.by_backend import BackendQuery, BackendSearcher
+from kvcm.data_storage.model import Storage, StorageType
+from kvcm.manager.by_backend import REPORTED, BackendQuery, BackendSearcher
 from kvcm.manager.chooser import Chooser
 from kvcm.manager.deleter import Deleter
 from kvcm.manager.errors import Overloaded
+from kvcm.manager.event_report import EventReports, Reported, timings_of
+from kvcm.manager.event_report_cleaner import Cleaner
+from kvcm.manager.event_report_events import Event
+from kvcm.manager.event_report_hosts import HostMatch, HostQuery, HostStates
 from kvcm.manager.instances import Instances, ListMetadata, OpenMetadata, Registrar, key_limit
 from kvcm.manager.ports import Leadership, Storages, WireCodec
 from kvcm.manager.probing import Probed, Prober, Pruner
@@ -39,6 +44,8 @@ T = TypeVar("T")
 
 MAX_KEYS_PER_CALL = 131_072
 _MAX_MUTATIONS = 10_000
+_REPORTS_IDLE_MS = 1000
+_REPORTS_CLEANING_MS = 50
 
 
 class CacheManager:
@@ -72,6 +79,10 @@ class CacheManager:
         """The common prefix read without a suspension; None when `locate` has to look closer. Bound here, so that the hot path saves a call."""
         self._writer = Writer(storages, codec, clock, ids, leadership, self.deleter, prober, self._pruner, self.sessions)
         self.write_times = self._writer.times
+        self._clock = clock
+        self._reports = EventReports(storages, codec, clock, ids, leadership)
+        self._cleaner = Cleaner(leadership)
+        self._hosts = HostStates(storages, codec)
         self._instances = Instances(registry, storages, codec, open_metadata, list_metadata, self.deleter, self._writer)
 
     # -- instances -----------------------------------------------------------------------------------------------------------------------------
@@ -129,6 +140,11 @@ class CacheManager:
         """See BackendSearcher.locate."""
         return await self._by_backend.locate(shard, self._registry.get_group(shard.instance.instance_group_name), query, now_us)
 
+    async def match_hosts(self, shard: InstanceShard, query: HostQuery) -> list[HostMatch]:
+        """See HostStates.match; at most MAX_KEYS_PER_CALL keys."""
+        self._check_count(len(query.keys))
+        return await self._hosts.match(shard, query)
+
     # -- mutations -----------------------------------------------------------------------------------------------------------------------------
 
     async def start_write(self, shard: InstanceShard, request: StartWrite) -> WriteStarted:
@@ -148,6 +164,14 @@ class CacheManager:
     async def trim(self, shard: InstanceShard, wanted: TrimRange | None) -> int:
         """Remove every block, or those that `wanted` names. When it returns, all of them are DELETING."""
         return await self._uncut(trim_keys(self.deleter, shard, self._delay_us(shard), wanted))
+
+    def report_storage(self, shard: InstanceShard, kind: StorageType) -> Storage:
+        """Where hosts of this kind report to. Raises InstanceNotExist."""
+        return self._reports.storage_of(self._registry.get_group(shard.instance.instance_group_name), kind)
+
+    async def report_events(self, shard: InstanceShard, storage: Storage, host: str, events: Sequence[Event | KvcmError]) -> Reported:
+        """See EventReports.report. Raises Overloaded, NotReady."""
+        return await self._uncut(self._reports.report(shard, storage, host, events))
 
     def _delay_us(self, shard: InstanceShard) -> int:
         return self._instances.delay_us(shard)
@@ -198,6 +222,21 @@ class CacheManager:
     async def expire_sessions(self) -> int:
         """End write sessions whose deadline has passed; returns how many."""
         return await self._background(self._writer.expire_due(self._instances.holders()))
+
+    async def tend_reports(self) -> float:
+        """See which reporting hosts still live, and take a step in cleaning up after the others. Returns in how many seconds to come back."""
+        return await self._background(self._tend_reports())
+
+    async def _tend_reports(self) -> float:
+        wait_ms = _REPORTS_IDLE_MS
+        for shard in self._instances.served():
+            if shard.reports is not None:
+                group = self._registry.get_group(shard.instance.instance_group_name)
+                timings = {kind: timings_of(self._reports.find_storage(group, kind)) for kind in REPORTED}
+                shard.reports.age(timings.__getitem__, self._clock.monotonic_us())
+                wait_ms = min(wait_ms, *(each.liveness_check_interval_ms for each in timings.values()))
+        more = await self._cleaner.step(self._instances.served())
+        return (_REPORTS_CLEANING_MS if more else max(wait_ms, _REPORTS_CLEANING_MS)) / 1000
 
     async def sweep(self) -> None:
         """What has to be looked at about once a second: expired sessions, removed instances, deletions without room, unreadable instances."""

@@ -15,7 +15,7 @@ from kvcm.manager.errors import AllStoragesDown
 from kvcm.manager.ports import Storages, WireCodec
 from kvcm.manager.probing import Probed, Prober
 from kvcm.manager.shard import InstanceShard
-from kvcm.meta.location import Location, Status, place_of
+from kvcm.meta.location import REPORTED_CODES, Location, Status, place_of
 
 STATIC_WEIGHTS = {StorageType.NFS: 5, StorageType.MOONCAKE: 3, StorageType.HF3FS: 3, StorageType.TAIR_MEMPOOL: 3}
 _DEFAULT_WEIGHT = 1
@@ -24,7 +24,7 @@ Chosen = tuple[bytes, int]
 """(framed CacheLocation bytes, checksum)."""
 
 Usable = Mapping[bytes, Sequence[Location]]
-"""Place (see `place_of`: storage type and storage) -> locations there that may be read now, oldest first."""
+"""Place (see `place_of`: storage type and storage; and the host, when hosts report the storage) -> locations there that may be read now, oldest first."""
 
 
 class Chooser:
@@ -44,10 +44,11 @@ class Chooser:
         self._on_lost = on_lost
 
     def is_plain(self, shard: InstanceShard) -> bool:
-        """Is every storage in use available, without having to be asked about its bytes?"""
+        """Is every storage in use available, without having to be asked about its bytes, and is nothing there that may have to be hidden?"""
         for slot in shard.index.storage_slots():
             name = self._storages.name_of(slot)
-            if not self._storages.available(name) or self._prober.probes(name):
+            storage = self._storages.get(name)
+            if storage is None or storage.type.reported or not self._storages.available(name) or self._prober.probes(name):
                 return False
         return True
 
@@ -69,10 +70,16 @@ class Chooser:
     def usable(self, shard: InstanceShard, key: int, doubtful: Set[Location]) -> Usable:
         """The locations of a key that may answer, by place."""
         found: dict[bytes, list[Location]] = {}
+        reports = shard.reports
         for location in shard.index.get(key):
             if location.header[0] != Status.SERVING or location in doubtful:
                 continue
             place = place_of(location.header)
+            if reports is not None and place[0] in REPORTED_CODES:
+                source = reports.source_of(location)
+                if source is None or not reports.is_shown(location):
+                    continue
+                place += source.reporter.host.encode()  # hosts do not share bytes, so their copies are not merged
             if place in found:
                 found[place].append(location)
             elif self._storages.available(self._storages.name_of(location.storage_slot)):

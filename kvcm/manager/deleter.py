@@ -26,7 +26,7 @@ from kvcm.manager.errors import MetadataFailed
 from kvcm.manager.ports import Leadership, Storages, WireCodec
 from kvcm.manager.shard import InstanceShard
 from kvcm.meta.index import PAGE_KEYS, Outcome
-from kvcm.meta.location import AbsenceProof, Block, Location, Status, bury, condemn, prove_absence, replace
+from kvcm.meta.location import AbsenceProof, Block, Location, Status, bury, condemn, is_reported, prove_absence, replace, retract
 
 log = logging.getLogger("kvcm.deleter")
 
@@ -103,18 +103,24 @@ class Deleter:
         delay_us: int,
         select: Callable[[int, Location], bool] | None = None,
     ) -> int:
-        """Make locations of `keys` DELETING and queue their bytes; returns how many. Those DELETING already are left to their own task.
+        """Make locations of `keys` DELETING and queue their bytes; returns how many. Those DELETING already are left to their own task. What hosts have
+        reported has no bytes of ours: such records go at once (I-LOC-8).
 
         `select(position, location)` narrows the choice (default: every location). Raises MetadataFailed if the store refused some keys: those are
         unchanged, the others are DELETING all the same.
         """
         taken: list[Target] = []
         written: list[Target] = []
+        retracted: list[int] = []
 
         def plan(position: int, key: int, block: Block) -> Block | None:
             doomed = [loc for loc in block if loc.header[0] != Status.DELETING and (select is None or select(position, loc))]
             if not doomed:
                 return None
+            for loc in [loc for loc in doomed if is_reported(loc)]:
+                doomed.remove(loc)
+                retracted.append(key)
+                block = retract(block, loc)
             for loc in doomed:
                 (written if loc.header[0] == Status.WRITING else taken).append((key, loc.location_id))
             return tuple(condemn(loc) if loc in doomed else loc for loc in block)
@@ -123,12 +129,13 @@ class Deleter:
         failed = {key for key, outcome in zip(keys, outcomes, strict=True) if outcome.error is not None}
         if failed:
             taken, written = ([target for target in targets if target[0] not in failed] for targets in (taken, written))
+            retracted = [key for key in retracted if key not in failed]
         self.stats.condemned += len(taken) + len(written)
         self.push(shard, taken, delay_us)
         self.push(shard, written, delay_us, writers=True)
         if failed:
             raise MetadataFailed(f"{len(failed)} of {len(keys)} blocks could not be marked for deletion: {_first_error(outcomes)}")
-        return len(taken) + len(written)
+        return len(taken) + len(written) + len(retracted)
 
     async def withdraw(self, shard: InstanceShard, inserted: Sequence[tuple[int, Location]]) -> list[tuple[int, Location]]:
         """Take back WRITING locations that no client was told of: DELETING, and their bytes at once.

@@ -1,6 +1,6 @@
-"""The manager's background work: expire write sessions, run due deletions, finish removed instances. Thin loops around testable steps.
+"""The manager's background work: expire write sessions, run due deletions, finish removed instances, look after hosts. Thin loops around testable steps.
 
-Expiry has a loop of its own: a sweep may wait for a metadata store that hangs, and sessions must end in time all the same (I-WL-2).
+Expiry and reporting hosts have loops of their own: a sweep may wait for a metadata store that hangs, and sessions must end in time all the same (I-WL-2).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Housekeeper:
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._forever(step)) for step in (self._expire, self._sweep, self._delete)]
+        self._tasks = [loop.create_task(self._forever(step)) for step in (self._expire, self._sweep, self._delete, self._reports)]
 
     async def stop(self) -> None:
         """Stop the loops. Steps under way belong to the manager and are awaited by its clean-up."""
@@ -44,6 +44,9 @@ class Housekeeper:
     async def _sweep(self) -> None:
         await self._manager.sweep()
         await asyncio.sleep(_SWEEP_S)
+
+    async def _reports(self) -> None:
+        await asyncio.sleep(await self._manager.tend_reports())
 
     async def _delete(self) -> None:
         deleter = self._manager.deleter

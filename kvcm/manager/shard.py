@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcm.config.model import Instance
+from kvcm.manager.event_report_roster import Roster
 from kvcm.manager.ports import WireCodec
 from kvcm.meta.index import MetaIndex
-from kvcm.meta.location import Location
+from kvcm.meta.location import Block, Location
 
 
 class Upkeep:
@@ -43,6 +44,8 @@ class InstanceShard:
         """True for the blocks of an id that nobody has registered: only what is DELETING goes (see Instances)."""
         self.starts = 0
         """Start-writes under way."""
+        self.reports: Roster | None = None
+        """Hosts that report blocks to this instance; None until the first one does, and then nothing has to be hidden from readers."""
         self.plain = False
         self.plain_stamp = (-1, -1)
         """Whether a prefix read may take published bytes as they are, and for which state of storages and slots that was found (see Searcher)."""
@@ -54,6 +57,10 @@ class InstanceShard:
     @property
     def instance_id(self) -> str:
         return self.instance.instance_id
+
+    def shown(self, block: Block) -> Block:
+        """The block as readers see it: without what hosts have reported that are not there now, and what is no longer true."""
+        return block if self.reports is None else self.reports.shown(block)
 
     def ordered(self, names: Iterable[str]) -> list[str]:
         """Spec names in registration order, unknown ones dropped."""

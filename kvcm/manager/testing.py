@@ -52,6 +52,7 @@ from kvcm.data_storage.manager import DataStorageManager
 from kvcm.data_storage.model import DummySpec, Hf3fsSpec, NfsSpec, Storage, StorageType
 from kvcm.data_storage.pool import DEFAULT_DEADLINE_S, BlockingPool
 from kvcm.data_storage.port import AllocationItem, DataStorageBackend, Truth
+from kvcm.data_storage.reported import ReportedBackend
 from kvcm.data_storage.sentinel import SENTINEL_NAME
 from kvcm.data_storage.testing import FaultyFs
 from kvcm.manager.cache_manager import CacheManager
@@ -252,6 +253,8 @@ class ManagerWorld:
         await self.manager.recover()
 
     def _open_storage(self, storage: Storage) -> DataStorageBackend:
+        if storage.type.reported:
+            return ReportedBackend(storage)
         if storage.type is StorageType.DUMMY:
             return DummyBackend(storage, self.pool, self.clock, self.ids, fs=self.fs)
         layout = file_layout(storage) if storage.type is StorageType.NFS else hf3fs_layout(storage)
@@ -403,6 +406,7 @@ class ManagerWorld:
         self.clock.advance_us(int(seconds * 1e6))
         await self.manager.sweep()
         await self.manager.run_due_deletions()
+        await self.manager.tend_reports()
 
     async def rest(self, rounds: int = 8) -> None:
         """Let so much time pass that everything that can end has ended: sessions, delays, retries."""

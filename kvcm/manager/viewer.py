@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvcm.manager.ports import WireCodec
 from kvcm.manager.shard import InstanceShard
 from kvcm.meta.encoder import LocationSpec
-from kvcm.meta.location import Location, Status, previous_key_of
+from kvcm.meta.location import Location, Status, is_reported, previous_key_of
 
 _SLICE = 256
 _USEFULNESS = (Status.SERVING, Status.WRITING, Status.NEW, Status.DELETING)
@@ -38,7 +38,7 @@ class LocationDetail:
 
 @dataclass(frozen=True, slots=True)
 class BlockDetail:
-    """Every location of a block, oldest first; none when the block does not exist.
+    """Every location of a block that may be known, oldest first; none when the block does not exist.
 
     `previous_key`: the key in front of it in the request that wrote the oldest location; None for the first key of a request. It is part of each stored
     location, so it costs no memory of its own; when that location goes, the next one's request counts.
@@ -66,17 +66,22 @@ class Viewer:
         return views
 
     def detail(self, shard: InstanceShard, key: int) -> BlockDetail:
-        block = shard.index.get(key)
-        return BlockDetail(previous_key_of(block[0]) if block else None, [self._detail_one(location) for location in block])
+        block = shard.shown(shard.index.get(key))
+        written = next((location for location in block if not is_reported(location)), None)
+        return BlockDetail(previous_key_of(written) if written else None, [self._detail_one(shard, location) for location in block])
 
     def _view_one(self, shard: InstanceShard, key: int) -> BlockView:
-        block = shard.index.get(key)
+        block = shard.shown(shard.index.get(key))
         if not block:
             return BlockView(self._codec.encode(0, ()), _NOT_FOUND)
         location = min(block, key=lambda loc: _USEFULNESS.index(loc.status))
-        text = json.dumps({"id": location.location_id, "status": f"CLS_{location.status.name}"}, separators=(",", ":"))
+        text = json.dumps({"id": _public_id(shard, location), "status": f"CLS_{location.status.name}"}, separators=(",", ":"))
         return BlockView(location.wire, text)
 
-    def _detail_one(self, location: Location) -> LocationDetail:
+    def _detail_one(self, shard: InstanceShard, location: Location) -> LocationDetail:
         specs = self._codec.decode(location.wire)[1]
-        return LocationDetail(location.location_id, location.status, location.type_code, location.create_time_us, specs)
+        return LocationDetail(_public_id(shard, location), location.status, location.type_code, location.create_time_us, specs)
+
+
+def _public_id(shard: InstanceShard, location: Location) -> str:
+    return location.location_id if shard.reports is None or not is_reported(location) else shard.reports.public_id(location)

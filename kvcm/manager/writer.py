@@ -187,7 +187,7 @@ class Writer:
 
         def plan(at: int, key: int, block: Block) -> Block | None:
             position = fresh[at]
-            if block and not self._presence.is_missing(block, wanted[position], request.min_replicas, shard.has_groups, storage):
+            if block and not self._presence.is_missing(shard.shown(block), wanted[position], request.min_replicas, shard.has_groups, storage):
                 return None
             taken[at] = planned[at]
             return (*block, planned[at])

@@ -31,7 +31,7 @@ from kvcm.meta.block_table import BlockTable, Change
 from kvcm.meta.errors import KeyLimitReached, StateChanged
 from kvcm.meta.key_gate import KeyGate, Ticket
 from kvcm.meta.key_packing import KeyPacking
-from kvcm.meta.location import Block, place_of, size_of
+from kvcm.meta.location import REPORTED_CODES, Block, owned_part, place_of, reported_part, size_of
 from kvcm.meta.tiered_map import TIER_CAPACITY
 from kvcm.meta.usage import UsageCounter
 
@@ -78,6 +78,7 @@ class MetaIndex:
         self._suspends = not isinstance(backend, LocalBackend)
         self._commits: set[asyncio.Task[list[Outcome]]] = set()
         self._slot_counts: dict[int, int] = {}
+        self._reported = 0  # locations that hosts report: while there is none, no mutation looks for them
         self.slots_version = 0
         """Grows whenever `storage_slots` gains or loses a slot."""
         self.max_key_count = max_key_count
@@ -103,10 +104,11 @@ class MetaIndex:
 
     # -- mutations -----------------------------------------------------------------------------------------------------------------------------
 
-    async def mutate(self, keys: Sequence[int], plan: Plan, fence: int, batch: BatchPlan | None = None) -> list[Outcome]:
+    async def mutate(self, keys: Sequence[int], plan: Plan, fence: int, batch: BatchPlan | None = None, *, reports: bool = False) -> list[Outcome]:
         """Run one mutation over `keys` in order; one outcome per position (I-MI-2).
 
-        `batch` may answer for all keys at once in the common case; where it declines, `plan` is asked key by key.
+        `batch` may answer for all keys at once in the common case; where it declines, `plan` is asked key by key. `reports`: the plan may add locations
+        that hosts report. Those live in memory only, so a change of nothing else does not go to the store.
 
         A key that occurs twice sees the effect of its earlier occurrence. New keys over `max_key_count` fail with KeyLimitReached while existing ones
         stay updatable (I-MI-5). Raises KeysBusy when other mutations hold keys for too long; then nothing was done.
@@ -126,8 +128,11 @@ class MetaIndex:
         # Here and not in the task, which starts later: whoever plans in between must know of this room.
         new_keys = sum(1 for key, block in changes.items() if block and not before[key])
         self._reserved += new_keys
-        commit = self._commit(keys, unique, ticket, changes, before, outcomes, new_keys, fence)
-        if not self._suspends:
+        owned: Mapping[int, Block] = changes
+        if reports or self._reported:
+            owned = {key: part for key, block in changes.items() if (part := owned_part(block)) != owned_part(before[key])}
+        commit = self._commit(keys, unique, ticket, changes, owned, before, outcomes, new_keys, fence)
+        if not self._suspends or not owned:
             return await commit
         task = asyncio.get_running_loop().create_task(commit)
         self._commits.add(task)
@@ -202,14 +207,15 @@ class MetaIndex:
         unique: Collection[int],
         ticket: Ticket,
         changes: dict[int, Block],
+        owned: Mapping[int, Block],
         before: dict[int, Block],
         outcomes: list[Outcome],
         new_keys: int,
         fence: int,
     ) -> list[Outcome]:
-        """Store, publish, let the keys and the reserved room go. Never to be interrupted."""
+        """Store what is `owned`, publish, let the keys and the reserved room go. Never to be interrupted."""
         try:
-            failures = await self._store(changes, before, fence)
+            failures = await self._store(owned, before, fence) if owned else {}
             self._publish([(key, before[key], block) for key, block in changes.items() if key not in failures])
         finally:
             self._reserved -= new_keys
@@ -244,11 +250,11 @@ class MetaIndex:
             stored = actual.get(key, ())
             if stored == wanted:
                 continue
-            if stored == before[key]:
+            if stored == owned_part(before[key]):
                 failures[key] = StorageError("the metadata store did not take the change; repeat the call")
                 continue
             failures[key] = StateChanged("the stored block is neither the old nor the new one")
-            self._publish([(key, before[key], stored)])
+            self._publish([(key, before[key], (*stored, *reported_part(before[key])))])
         return failures
 
     def _publish(self, changes: Sequence[Change]) -> None:
@@ -273,6 +279,8 @@ class MetaIndex:
                 self.usage.add_bytes(place[0], size)
             if count:
                 self._count_slot(int.from_bytes(place[1:], "little"), count)
+                if place[0] in REPORTED_CODES:
+                    self._reported += count
         if new_keys:
             self.usage.add_keys(new_keys)
 

@@ -4,8 +4,11 @@
                                |                    |
                                +------condemn-------+---> DELETING --bury(proof)--> absent
 
-The four functions of this module are the only code that changes a location's state. Everything else is an error: no way out of DELETING except
-removal, no removal without proof that the bytes are gone, no promotion of anything but WRITING. A location is an immutable value, so "compare and
+    absent --report--> SERVING --revise--> SERVING --retract--> absent        (copies that hosts report; the bytes are not ours)
+
+The functions of this module are the only code that changes a location's state. Everything else is an error: no way out of DELETING except
+removal, no removal without proof that the bytes are gone, no promotion of anything but WRITING. The two lives never mix (I-LOC-8): a reported copy is never
+WRITING or DELETING, and what owns bytes is never retracted. A location is an immutable value, so "compare and
 set" is: the stored value equals the one the caller decided on.
 
 A location is two byte strings: `header` (fixed layout, what the manager needs) and `wire` (the framed CacheLocation that replies join, design D2).
@@ -22,6 +25,7 @@ from typing import NamedTuple
 
 from kvcm.common.errors import InternalError
 from kvcm.common.ids import LOCATION_ID_CHARS
+from kvcm.data_storage.model import StorageType
 from kvcm.data_storage.port import Truth
 from kvcm.meta.errors import IllegalTransition
 
@@ -34,6 +38,8 @@ _ID_BYTES = 8
 _NO_CHECKSUM = bytes(8)
 _NO_PREVIOUS = bytes(16)  # and no checksum
 _FLAG_HAS_PREVIOUS = 1
+_FLAG_STAYS_SHOWN = 2
+REPORTED_CODES = frozenset(int(kind) for kind in StorageType if kind.reported)
 _TAIL = slice(1, None)
 _BAD_ID = f"a location id has 1 to {LOCATION_ID_CHARS} characters"
 
@@ -183,6 +189,8 @@ def begin_writes(
     wires: Sequence[bytes],
 ) -> list[Location]:
     """`begin_write` for a batch of blocks in one storage."""
+    if type_code in REPORTED_CODES:
+        raise IllegalTransition("blocks are not written to a storage that hosts report")
     if len(set(sizes)) > 1:
         one_by_one = zip(sizes, location_ids, previous_keys, wires, strict=True)
         return [
@@ -217,8 +225,9 @@ def promote(location: Location, checksum: int = 0) -> Location:
 def condemn(location: Location) -> Location:
     """WRITING or SERVING -> DELETING. From here on no reply contains it and nothing brings it back."""
     header, wire = location
-    if header[0] not in (Status.WRITING, Status.SERVING):
-        raise IllegalTransition(f"a location in state {location.status.name} cannot become DELETING")
+    if header[0] not in (Status.WRITING, Status.SERVING) or header[1] in REPORTED_CODES:
+        kind = "reported " if header[1] in REPORTED_CODES else ""
+        raise IllegalTransition(f"a {kind}location in state {location.status.name} cannot become DELETING")
     return Location(_DELETING + header[_TAIL], wire)
 
 
@@ -229,6 +238,57 @@ def bury(block: Block, location: Location, proof: AbsenceProof) -> Block:
     if proof.location_id != location.location_id:
         raise IllegalTransition("the proof of absence belongs to another location")
     return without(block, location)
+
+
+# -- copies that hosts report (behaviour 21) -----------------------------------------------------------------------------------------------------
+
+
+def is_reported(location: Location) -> bool:
+    return location.header[1] in REPORTED_CODES
+
+
+def stays_shown(location: Location) -> bool:
+    """Did this reported copy take the place of one that readers saw? Then they see it before its snapshot is complete, too."""
+    return bool(location.header[4] & _FLAG_STAYS_SHOWN)
+
+
+def report(*, type_code: int, storage_slot: int, create_time_us: int, handle: bytes, wire: bytes) -> Location:
+    """absent -> SERVING, because a host says so. `handle`: eight bytes that stand for host, medium and generation. It has no bytes of ours: size 0."""
+    if type_code not in REPORTED_CODES:
+        raise IllegalTransition("only storages of the event-report kinds are reported")
+    if len(handle) != _ID_BYTES:
+        raise InternalError(_BAD_ID)
+    return Location(_HEAD.pack(Status.SERVING, type_code, storage_slot, 0, create_time_us, 0) + handle + _NO_PREVIOUS, wire)
+
+
+def revise(location: Location, handle: bytes, wire: bytes, *, shown: bool = False) -> Location:
+    """SERVING -> SERVING with other specs, possibly of a later generation. `shown`: see `stays_shown`."""
+    header = location.header
+    if header[0] != Status.SERVING or header[1] not in REPORTED_CODES or len(handle) != _ID_BYTES:
+        raise IllegalTransition("only a reported copy can be revised")
+    return Location(header[:4] + bytes([_FLAG_STAYS_SHOWN if shown else 0]) + header[5:21] + handle + header[29:], wire)
+
+
+def retract(block: Block, location: Location) -> Block:
+    """SERVING -> absent: the host does not have it any more. Only the record goes, so nothing has to be proven."""
+    if not is_reported(location) or location.header[0] != Status.SERVING:
+        raise IllegalTransition("only a reported copy can be retracted")
+    return without(block, location)
+
+
+def owned_part(block: Block) -> Block:
+    """The locations whose bytes are in our care. Only these are stored durably: what hosts report is hidden after a restart anyway, until they report anew."""
+    for location in block:
+        if location.header[1] in REPORTED_CODES:
+            return tuple(other for other in block if other.header[1] not in REPORTED_CODES)
+    return block
+
+
+def reported_part(block: Block) -> Block:
+    return tuple(location for location in block if location.header[1] in REPORTED_CODES)
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------------------------------
 
 
 def replace(block: Block, old: Location, new: Location) -> Block | None:

@@ -13,7 +13,7 @@ from kvcm.common.errors import InternalError, InvalidArgument
 from kvcm.common.uri import parse_uri
 from kvcm.data_storage.model import StorageType
 from kvcm.meta.encoder import LocationEncoder
-from kvcm.meta.location import Block, Location, LocationFields, Status, restore
+from kvcm.meta.location import REPORTED_CODES, Block, Location, LocationFields, Status, restore
 
 _STORED = (Status.WRITING, Status.SERVING, Status.DELETING)
 
@@ -76,7 +76,8 @@ class RecordCodec:
     def block_from_list(self, records: object) -> Block:
         if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
             raise DamagedRecord("a stored block record is not a list of locations")
-        block = tuple(self.from_dict(record) for record in records)
+        # What hosts report is not stored; upstream does store it, and there too it is hidden until the hosts report anew.
+        block = tuple(self.from_dict(record) for record in records if record.get("type") not in REPORTED_CODES)
         if len({location.raw_id for location in block}) != len(block):
             raise DamagedRecord("two locations of a stored block have the same id")
         return block

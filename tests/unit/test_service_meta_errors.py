@@ -25,8 +25,8 @@ BIG32, SMALL32, BIG64 = (1 << 31) - 1, -(1 << 31), (1 << 63) - 1
 SESSION = "the open session"
 LEN, BY_BACKEND, DETAIL = "GetCacheLocationLen", "GetCacheLocationsByBackend", "GetCacheMetaDetail"
 WITH_KEYS = ("GetCacheLocation", LEN, BY_BACKEND, "GetCacheMeta", DETAIL, "StartWriteCache", "RemoveCache")
-BY_INSTANCE = (*WITH_KEYS, "FinishWriteCache", "TrimCache")
-LATER = ("GetHostCacheState", "ReportEvent")
+BY_INSTANCE = (*WITH_KEYS, "FinishWriteCache", "TrimCache", "GetHostCacheState")
+HOSTS, REPORT = "GetHostCacheState", "ReportEvent"
 PREFIX, WINDOW = meta.QT_PREFIX_MATCH, meta.QT_REVERSE_ROLL_SW_MATCH
 
 
@@ -60,6 +60,11 @@ def good(rpc: str, **changes: Any) -> Any:
             fields |= {"strategy": meta.TS_REMOVE_ALL_CACHE}
         case "GetCacheMeta" | "GetCacheMetaDetail" | "RemoveCache":
             fields |= {"block_keys": SERVED}
+        case "GetHostCacheState":
+            fields |= {"block_cache_keys": SERVED}
+        case "ReportEvent":
+            event = meta.EventItem(event_type=meta.EVENT_HEARTBEAT, heartbeat=meta.HeartbeatEventParams())
+            fields |= {"host_ip_port": "h:1", "storage_type": meta.ST_EVENT_REPORT_L2, "events": [event]}
     return getattr(meta, f"{rpc}Request")(**fields | changes)
 
 
@@ -105,7 +110,17 @@ CASES = [
     *(case(rpc, INVALID, "both empty", block_keys=[], token_ids=[]) for rpc in WITH_KEYS),
     *(case(rpc, INVALID, "at most 131072", block_keys=range(MAX_KEYS_PER_CALL + 1)) for rpc in WITH_KEYS),
     case("RemoveCache", INVALID, "at most 131072", block_keys=[], token_ids=bytes(4 * MAX_KEYS_PER_CALL + 4)),
-    *(Case(rpc, getattr(meta, f"{rpc}Request")(), UNSUPPORTED, f"{rpc} is not served") for rpc in LATER),
+    case(HOSTS, INVALID, "{GetHostCacheState: {block_cache_keys}}", block_cache_keys=[]),
+    case(HOSTS, INVALID, "at most 131072", block_cache_keys=range(MAX_KEYS_PER_CALL + 1)),
+    case(HOSTS, INVALID, "p2p_host_count", p2p_host_count=-1),
+    *(case(HOSTS, INVALID, "QT_PREFIX_MATCH", query_type=n) for n in (meta.QT_BATCH_GET, WINDOW)),
+    case(HOSTS, INVALID, "is unknown", query_type=99),
+    case(HOSTS, INVALID, "neither", query_type=meta.QT_PREFIX_MATCH_WITH_MAMBA),
+    *(case(REPORT, INVALID, f"{{{field}}}", **{field: ""}) for field in ("instance_id", "host_ip_port")),
+    *(case(REPORT, INVALID, "storage_type", storage_type=n) for n in (0, meta.ST_NFS, meta.ST_TAIRMEMPOOL_SSD, 99)),
+    *(case(REPORT, INVALID, "host_ip_port", host_ip_port=host) for host in ("h#1", "h\n", "h" * 300)),
+    case(REPORT, UNKNOWN, "instance", instance_id="nobody"),
+    case(REPORT, UNKNOWN, "event_report_storage_candidates"),
     case("GetInstanceInfo", INVALID, "{GetInstanceInfo: {instance_id}}", instance_id=""),
     case("GetInstanceInfo", UNKNOWN, "'nobody'", instance_id="nobody"),
     *query("query_type must be set", query_type=0),

@@ -149,8 +149,6 @@ def test_a_failed_add_leaves_nothing(tmp_path: Path) -> None:
         (StorageType.MOONCAKE, MooncakeSpec("h", "m", "tcp", "e")),
         (StorageType.TAIR_MEMPOOL, TairMemPoolSpec("d")),
         (StorageType.TAIR_MEMPOOL_SSD, TairMemPoolSpec("d")),
-        (StorageType.EVENT_REPORT_L1P5, EventReportSpec()),
-        (StorageType.EVENT_REPORT_L2, EventReportSpec()),
         (StorageType.UNSPECIFIED, EventReportSpec()),
     ],
 )
