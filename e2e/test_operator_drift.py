@@ -31,14 +31,14 @@ def _settle(house: House) -> None:
 
 def _reported_once(house: House, operator: OperatorProcess, *names: str) -> None:
     """One event and one correction for each of them, none for the others; and nothing comes after it."""
+    # "Corrected" is news of one pass; the next one finds it in order.
+    eventually(lambda: all(house.condition(kind, name, "Synced").get("reason") == "InSync" for kind, name in _ALL), "all are in sync")
     passes = operator.metric("kvcm_operator_reconcile_total")
     eventually(lambda: operator.metric("kvcm_operator_reconcile_total") >= passes + 6, "the operator has looked twice more")
     told = {event["involvedObject"]["name"]: event["count"] for event in house.events("DriftCorrected")}
     assert told == dict.fromkeys(names, 1)
     assert operator.metric("kvcm_operator_drift_corrections_total") == len(names)
-    # "Corrected" is news of one pass; the next one finds it in order.
-    for kind, name in _ALL:
-        assert house.condition(kind, name, "Synced")["reason"] == "InSync"
+    assert all(house.condition(kind, name, "Synced")["reason"] == "InSync" for kind, name in _ALL)
 
 
 def test_a_registry_wiped_by_a_restart_is_filled_again(a_house: House, admin_kube: Kube, operator_for: NewOperator) -> None:

@@ -1,7 +1,8 @@
 """The three kinds and the operator's rights on the cluster, from the project's own manifests, and the operator's kubeconfig.
 
-The operator itself runs as a local process (operator_process.py), so its Deployment is applied with no replicas. Danger: on a cluster of somebody
-else the kinds may be there already, with objects of theirs; then nothing is installed, and nothing is removed.
+In most stories the operator itself runs as a local process (operator_process.py), and its Deployment is applied with no replicas; where pods run it can
+be left as the manifest has it. Danger: on a cluster of somebody else the kinds may be there already, with objects of theirs; then nothing is installed,
+and nothing is removed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from e2e.support.kube import OURS, Kube
 from e2e.support.operator_process import NAMESPACE
 
 ROOT = Path(__file__).parents[2]
+_OPERATOR = ROOT / "manifests/operator"
 _TOKEN_S = 3 * 3600
 
 
@@ -37,15 +39,18 @@ class Installation:
         """Are the kinds on the cluster without our doing?"""
         return not self._installed and "kvcm.io" in self._cluster.kubectl("get", "crd", "-o", "name")
 
-    def ensure(self) -> None:
-        """Install unless that is done. Returns when the kinds are served and the operator may use them."""
+    def ensure(self, *, in_cluster: bool = False) -> None:
+        """Install unless that is done. Returns when the kinds are served and the operator may use them.
+
+        in_cluster: the operator's Deployment as it is; it needs nodes that have its image. `remove` first where the other one is installed.
+        """
         if self._installed:
             return
         kubectl = self._cluster.kubectl
         self._installed = True  # also half of it must be removed
         kubectl("apply", "-k", str(self._crds()))
         kubectl("wait", "--for=condition=Established", "--timeout=30s", *self._names())
-        kubectl("apply", "-k", str(self._operator()))
+        kubectl("apply", "-k", str(_OPERATOR if in_cluster else self._operator()))
         # kubectl refuses fields it does not know, and it knows those of a kind only a moment after the kind is there.
         eventually(lambda: all("managerRef" in kubectl("explain", f"{kind}.spec") for kind in OURS[1:]), "the kinds are documented")
         self.kubeconfig.write_text(json.dumps(self._config()), encoding="utf-8")
@@ -62,7 +67,8 @@ class Installation:
             return
         kubectl = self._cluster.kubectl
         wait = "--wait=true" if self._cluster.controllers else "--wait=false"  # without controllers a namespace never ends
-        kubectl("delete", "-k", str(self._operator()), "--ignore-not-found", wait, timeout=120)
+        self._let_go()
+        kubectl("delete", "-k", str(_OPERATOR), "--ignore-not-found", wait, timeout=120)
         kubectl("delete", "--ignore-not-found", "--timeout=60s", *self._names(), timeout=120)
         self._installed = False
 
@@ -88,6 +94,18 @@ class Installation:
         subprocess.run(argv, cwd=ROOT, check=True, timeout=60, stdout=subprocess.DEVNULL)
         return folder
 
+    def _let_go(self) -> None:
+        """Objects that a story has left behind would keep their kinds for ever: soon nobody is there to take the finalizers off."""
+        kube = Kube(self._cluster.kubeconfig)
+        try:
+            for kind in OURS:
+                for body in kube.all(kind, ""):
+                    where = body["metadata"]["namespace"], body["metadata"]["name"]
+                    kube.delete(kind, *where)
+                    kube.release(kind, *where)
+        finally:
+            kube.close()
+
     def _names(self) -> list[str]:
         return [f"crd/{plural}.kvcm.io" for plural in ("kvcachemanagers", "storages", "instancegroups")]
 
@@ -98,7 +116,7 @@ class Installation:
             "metadata": {"name": "kvcm-operator", "namespace": NAMESPACE},
             "spec": {"replicas": 0},
         }
-        return self.overlay("operator", ROOT / "manifests/operator", [scaled])
+        return self.overlay("operator", _OPERATOR, [scaled])
 
     def _config(self) -> dict[str, object]:
         """A kubeconfig with a token of the operator's own service account: it can do what its manifest allows, no more."""

@@ -127,6 +127,8 @@ async def _run(process: Process) -> int:
         await kopf.operator(
             registry=registry,
             settings=_kopf_settings(settings),
+            # Or it would ask for the name of the user, and the user of a pod has none.
+            identity=settings.identity,  # type: ignore[arg-type]  # a string by another name
             standalone=True,
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
