@@ -12,7 +12,7 @@ venv: ## .venv with kvcm and the pinned development tools
 demo: ## from nothing to a replayed trace in under 3 minutes: manager, apply, replay, table
 	@scripts/demo.sh
 
-test: venv ## unit, property, scenario and integration tests; names the tiers that it does not run
+test: venv ## all tests: unit, property, scenario, integration, e2e on a real Kubernetes; names what it could not run (the first time it builds that Kubernetes)
 	@scripts/test.sh
 
 unit: venv ## the quick part: unit, property and scenario tests

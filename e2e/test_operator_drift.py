@@ -31,13 +31,15 @@ def _settle(house: House) -> None:
 
 def _reported_once(house: House, operator: OperatorProcess, *names: str) -> None:
     """One event and one correction for each of them, none for the others; and nothing comes after it."""
+    corrections = "kvcm_operator_drift_corrections_total"
+    eventually(lambda: operator.metric(corrections) == len(names), "each correction is counted, after its status is written")
     # "Corrected" is news of one pass; the next one finds it in order.
     eventually(lambda: all(house.condition(kind, name, "Synced").get("reason") == "InSync" for kind, name in _ALL), "all are in sync")
-    passes = operator.metric("kvcm_operator_reconcile_total")
-    eventually(lambda: operator.metric("kvcm_operator_reconcile_total") >= passes + 6, "the operator has looked twice more")
+    passes = {kind: operator.metric("kvcm_operator_reconcile_total", kind=kind) for kind, _ in _ALL}
+    eventually(lambda: all(operator.metric("kvcm_operator_reconcile_total", kind=kind) >= passes[kind] + 2 for kind in passes), "it has looked twice more")
     told = {event["involvedObject"]["name"]: event["count"] for event in house.events("DriftCorrected")}
     assert told == dict.fromkeys(names, 1)
-    assert operator.metric("kvcm_operator_drift_corrections_total") == len(names)
+    assert operator.metric(corrections) == len(names)
     assert all(house.condition(kind, name, "Synced")["reason"] == "InSync" for kind, name in _ALL)
 
 

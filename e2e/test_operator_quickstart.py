@@ -1,7 +1,7 @@
 """From a cluster without our kinds to verified blocks, and back to a cluster without a trace.
 
 There are no nodes at this level: THE MANAGER IS A LOCAL PROCESS that plays the pod of KVCacheManager demo, and the engine reaches it at its own address
-instead of the Service. Two fields of manifests/quickstart are changed for that: the folder of the storage, in Storage and volume.
+instead of the Service. manifests/quickstart is changed for that: the storage's folder is one of this test, so the pods that make it are left out.
 """
 
 from __future__ import annotations
@@ -109,4 +109,5 @@ def _quickstart(installation: Installation, house: House) -> Path:
         "metadata": {"name": "demo"},
         "spec": {"nfs": {"rootPath": str(house.root)}, "volume": {"hostPath": {"path": str(house.root)}}},
     }
-    return installation.overlay("quickstart", ROOT / "manifests/quickstart", [moved])
+    made_by_us = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "demo-folder"}, "$patch": "delete"}
+    return installation.overlay("quickstart", ROOT / "manifests/quickstart", [moved, made_by_us])
