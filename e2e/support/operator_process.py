@@ -32,6 +32,7 @@ class OperatorProcess:
 
     overrides: `namespace/name` -> `host:port` of managers that run as local processes. drift_s: how often everything is compared.
     lease: off where a killed process must not keep its successor waiting; then only one may run.
+    image: of the managers' pods. By default one that no node has, so that pods stay as they are at the level without nodes.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class OperatorProcess:
         drift_s: float = 2.0,
         grace_s: float = 30.0,
         lease: bool = False,
-        image: str = "kvcm:dev",
+        image: str = "kvcm:never-pulled",
         at_once: bool = True,
     ) -> None:
         self._at_once = at_once
