@@ -78,6 +78,8 @@ def test_a_failed_promotion_releases_the_lease_and_is_tried_again(caplog: pytest
         await node.runner.wait_for(Role.LEADER)
         assert node.calls == ["promote 1", "demote 1", "promote 2", "demote 2", "promote 3"]
         assert node.runner.last_failure == ""
+        stats = node.runner.stats
+        assert (stats.promotions, stats.demotions, stats.failures) == (1, 2, {"promote": 2})
         await node.runner.stop()
 
     play(story)
