@@ -16,8 +16,10 @@ if [ -z "${KVCM_E2E_KUBECONFIG:-}" ]; then
 fi
 
 stories=$(mktemp)
+set -m  # or it would ignore the signal that makes it clean up
 timeout --signal=INT --kill-after=120 "$longest" "$python" -m pytest e2e "$@" >"$stories" 2>&1 &
 pid=$!
+set +m
 # However this ends, the stories take their cluster down.
 trap 'kill -INT "$pid" 2>/dev/null && wait "$pid"; rm -f "$stories"' EXIT
 
