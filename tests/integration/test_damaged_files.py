@@ -34,7 +34,7 @@ def test_a_damaged_registry_file_is_an_error_with_a_sentence_and_stays_as_it_is(
     damaged = {"half": whole[: len(whole) // 2], "garbage": b"\x00\xff" * 100, "one byte": whole.replace(b"second", b"secon\xff")}[damage]
     assert damaged != whole
     registry.write_bytes(damaged)
-    broken = ManagerProcess(settings, ready_s=10)
+    broken = ManagerProcess(settings, ready_s=6)
     with pytest.raises(NotReady) as refused, broken:
         pass
     assert "Traceback" not in refused.value.message
@@ -59,7 +59,7 @@ def test_a_root_that_cannot_be_written_is_refused_and_leaves_nothing_behind(tmp_
 
 
 def test_a_registry_that_cannot_be_written_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
-    manager = ManagerProcess({"kvcm.registry_storage.uri": "local:///proc/kvcm-not-there/registry"}, ready_s=10)
+    manager = ManagerProcess({"kvcm.registry_storage.uri": "local:///proc/kvcm-not-there/registry"}, ready_s=6)
     with pytest.raises(NotReady) as refused, manager:
         pass
     assert "Traceback" not in refused.value.message

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import http.client
 import json
+import resource
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,7 +17,7 @@ from kvcm.service.http import body as body_module
 from kvcm.service.http import connections as connections_module
 from kvcm.service.http import protocol as protocol_module
 from kvcm.service.http.protocol import LimitedProtocol
-from kvcm.service.testing import InProcessManager
+from kvcm.service.testing import InProcessManager, ManagerProcess
 
 pytestmark = pytest.mark.integration
 HEAD = b"POST /api/getClusterInfo HTTP/1.1\r\nhost: x\r\n"
@@ -198,6 +200,25 @@ def test_the_connection_idle_longest_makes_room_for_a_new_one(monkeypatch: pytes
             writer.close()
 
     with_port(script)
+
+
+def test_thousands_of_idle_connections_leave_room_for_the_next_one() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 3000
+    if hard != resource.RLIM_INFINITY and hard < wanted + 500:
+        pytest.skip(f"the system allows this process {hard} open files only")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted + 500, hard))
+    try:
+        with ManagerProcess() as manager:
+            address = ("127.0.0.1", manager.endpoint.meta_http_port)
+            idle = [socket.create_connection(address) for _ in range(wanted)]
+            assert asyncio.run(talk(address[1], LAST)).startswith(b"HTTP/1.1 200 ")
+            assert "the connection idle longest has been closed" in manager.log
+            assert "Traceback" not in manager.log
+            for connection in idle:
+                connection.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_newcomers_wait_for_nothing_while_all_places_are_in_the_middle_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ class Connections:
         self._limit = limit
         self._idle: OrderedDict[Closable, None] = OrderedDict()
         self._count = 0
+        self.evicted = 0
 
     def admit(self, newcomer: Closable) -> bool:
         """Count it, idle. False: there is no room, close it (and say `left` as for any other)."""
@@ -45,6 +46,7 @@ class Connections:
             if not self._idle:
                 return False
             oldest, _ = self._idle.popitem(last=False)
+            self.evicted += 1
             oldest.give_up()
         self._idle[newcomer] = None
         return True

@@ -46,10 +46,13 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
+        evicted = self._places.evicted
         if not self._places.admit(self):
             self.logger.warning("no room for another connection")
             self.give_up()
             return
+        if self._places.evicted != evicted:
+            self.logger.warning("all places were taken; the connection idle longest has been closed")
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
