@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from kvcm.common.clock import Clock
 from kvcm.common.errors import InvalidArgument, StorageError
-from kvcm.coordination.port import Leader
-
-_MAX_NODES = 1024
+from kvcm.coordination.port import MAX_NODES, NODE_INFO_TTL_MS, Leader, NodeInfo
 
 
 class MemoryCoordinator:
@@ -20,7 +18,8 @@ class MemoryCoordinator:
         self._epoch = epoch_floor
         self._holder: Leader | None = None
         self._expires_us = 0
-        self._nodes: dict[str, str] = {}
+        # Node id -> (when it is forgotten, what it published).
+        self._nodes: dict[str, tuple[int, str]] = {}
 
     async def campaign(self, node_id: str, lease_ms: int) -> int | None:
         if not node_id or lease_ms <= 0:
@@ -47,12 +46,20 @@ class MemoryCoordinator:
         return self._current()
 
     async def put_node_info(self, node_id: str, info: str) -> None:
-        if node_id not in self._nodes and len(self._nodes) >= _MAX_NODES:
-            raise StorageError(f"At most {_MAX_NODES} nodes can be known.")
-        self._nodes[node_id] = info
+        nodes, now = self._known(), self._clock.monotonic_us()
+        if node_id not in nodes and len(nodes) >= MAX_NODES:
+            raise StorageError(f"At most {MAX_NODES} nodes can be known.")
+        nodes[node_id] = (now + NODE_INFO_TTL_MS * 1000, info)
 
     async def get_node_info(self, node_id: str) -> str | None:
-        return self._nodes.get(node_id)
+        found = self._known().get(node_id)
+        return found[1] if found else None
+
+    async def list_nodes(self) -> tuple[NodeInfo, ...]:
+        return tuple(NodeInfo(node_id, info) for node_id, (_, info) in sorted(self._known().items()))
+
+    async def remove_node_info(self, node_id: str) -> None:
+        self._nodes.pop(node_id, None)
 
     async def close(self) -> None:
         return
@@ -61,3 +68,8 @@ class MemoryCoordinator:
         if self._holder is not None and self._clock.monotonic_us() >= self._expires_us:
             self._holder = None
         return self._holder
+
+    def _known(self) -> dict[str, tuple[int, str]]:
+        now = self._clock.monotonic_us()
+        self._nodes = {node_id: entry for node_id, entry in self._nodes.items() if now < entry[0]}
+        return self._nodes

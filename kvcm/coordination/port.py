@@ -5,6 +5,8 @@ Promises of every implementation:
 - each won campaign gives an epoch greater than every earlier one, also after restarts of nodes and after the holder won again;
 - a campaign by the holder itself (same node id, e.g. after an answer was lost) wins;
 - `keep_alive` says False only when the lease is certainly not held by this node and epoch; when nothing is known it raises StorageError.
+- what a node published about itself is kept for `NODE_INFO_TTL_MS` after it was last put, by the coordinator's own time, and then forgotten: each node
+  puts it again every `NODE_INFO_EVERY_MS`. A clock that steps may hide a node until its next put, never longer. At most `MAX_NODES` nodes are known.
 """
 
 from __future__ import annotations
@@ -15,11 +17,23 @@ from typing import Protocol
 from kvcm.common.clock import Clock
 from kvcm.common.errors import InvalidArgument, Unsupported
 
+NODE_INFO_TTL_MS = 60_000
+NODE_INFO_EVERY_MS = 10_000
+MAX_NODES = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Leader:
     node_id: str
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """`info` is the text that the node put; nobody has looked at it."""
+
+    node_id: str
+    info: str
 
 
 class Coordinator(Protocol):
@@ -40,10 +54,24 @@ class Coordinator(Protocol):
         ...
 
     async def put_node_info(self, node_id: str, info: str) -> None:
-        """Publish how to reach a node (JSON text of wire contract 5.7)."""
+        """Publish how to reach a node (JSON text of wire contract 5.7), or say that it is still so. Raises StorageError for one node too many."""
         ...
 
-    async def get_node_info(self, node_id: str) -> str | None: ...
+    async def get_node_info(self, node_id: str) -> str | None:
+        """What `put_node_info` published for this node; None when nothing did, or too long ago."""
+        ...
+
+    async def list_nodes(self) -> tuple[NodeInfo, ...]:
+        """What every node published that was not forgotten, sorted by node id; at most `MAX_NODES`, more are left out.
+
+        One look, not one request a node where the coordinator can do so. Entries that cannot be read are left out, they never fail the call. Nodes that
+        another implementation of the protocol published are listed too, under the same keys (wire contract 5.7), for as long as they are stored.
+        """
+        ...
+
+    async def remove_node_info(self, node_id: str) -> None:
+        """The node goes: forget what it published. No error when nothing is there."""
+        ...
 
     async def close(self) -> None: ...
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from kvcm.common.clock import Clock
 from kvcm.common.errors import KvcmError
-from kvcm.coordination.port import Coordinator
+from kvcm.coordination.port import NODE_INFO_EVERY_MS, Coordinator
 from kvcm.coordination.runner import LeaderRunner
 from kvcm.service.cluster import ClusterSnapshot, Endpoint
 from kvcm.service.lifecycle import LeaderGate
@@ -34,7 +34,7 @@ class LiveCluster:
         self._leader_id = ""
         self._leader = Endpoint()
         self._epoch = 0
-        self._published = False
+        self._publish_at_us = 0
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -44,7 +44,7 @@ class LiveCluster:
     def publish(self, own: Endpoint) -> None:
         """The real ports are known: say so to the other nodes."""
         self._own = own
-        self._published = False
+        self._publish_at_us = 0
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._watch())
@@ -81,9 +81,10 @@ class LiveCluster:
     async def look(self) -> None:
         """Ask the coordinator once. Raises KvcmError or TimeoutError."""
         async with asyncio.timeout(_CALL_S):
-            if not self._published:
+            now = self._clock.monotonic_us()
+            if now >= self._publish_at_us:
                 await self._coordinator.put_node_info(self._own.node_id, json.dumps(asdict(self._own)))
-                self._published = True
+                self._publish_at_us = now + NODE_INFO_EVERY_MS * 1000
             leader = await self._coordinator.observe()
             if leader is None:
                 self._leader_id, self._leader, self._epoch = "", Endpoint(), 0

@@ -11,7 +11,7 @@ from kvcm.common.clock import FakeClock, SystemClock
 from kvcm.common.errors import InvalidArgument, StorageError, Unsupported
 from kvcm.coordination.elector import ElectorSettings, Role
 from kvcm.coordination.memory import MemoryCoordinator
-from kvcm.coordination.port import Leader, open_coordinator
+from kvcm.coordination.port import MAX_NODES, NODE_INFO_TTL_MS, Leader, NodeInfo, open_coordinator
 from kvcm.coordination.runner import LeaderRunner
 
 pytestmark = pytest.mark.unit
@@ -203,7 +203,15 @@ def test_the_memory_coordinator_excludes_expires_and_counts_upwards() -> None:
         for node, lease in (("", 1), ("a", 0)):
             with pytest.raises(InvalidArgument):
                 await coordinator.campaign(node, lease)
-        for number in range(1023):
+        clock.advance_us(NODE_INFO_TTL_MS * 1000 - 1)
+        await coordinator.put_node_info("b", "[]")
+        assert await coordinator.list_nodes() == (NodeInfo("a", "{}"), NodeInfo("b", "[]"))
+        clock.advance_us(1)
+        assert (await coordinator.get_node_info("a"), await coordinator.list_nodes()) == (None, (NodeInfo("b", "[]"),))
+        for _ in range(2):
+            await coordinator.remove_node_info("b")
+        assert await coordinator.list_nodes() == ()
+        for number in range(MAX_NODES):
             await coordinator.put_node_info(f"n{number}", "{}")
         with pytest.raises(StorageError):
             await coordinator.put_node_info("one too many", "{}")
