@@ -6,8 +6,10 @@ Danger: epochs are forgotten with the process, while a registry file remembers t
 from __future__ import annotations
 
 from kvcm.common.clock import Clock
-from kvcm.common.errors import InvalidArgument, StorageError
-from kvcm.coordination.port import MAX_NODES, NODE_INFO_TTL_MS, Leader, NodeInfo
+from kvcm.common.errors import StorageError
+from kvcm.coordination.port import MAX_NODES, NODE_INFO_TTL_MS, Leader, NodeInfo, check_campaign, check_node, check_shared, check_text
+
+_MAX_SHARED = 256
 
 
 class MemoryCoordinator:
@@ -20,10 +22,10 @@ class MemoryCoordinator:
         self._expires_us = 0
         # Node id -> (when it is forgotten, what it published).
         self._nodes: dict[str, tuple[int, str]] = {}
+        self._shared: dict[str, str] = {}
 
     async def campaign(self, node_id: str, lease_ms: int) -> int | None:
-        if not node_id or lease_ms <= 0:
-            raise InvalidArgument("A campaign needs a node id and a positive lease.")
+        check_campaign(node_id, lease_ms)
         holder = self._current()
         if holder is not None and holder.node_id != node_id:
             return None
@@ -33,6 +35,7 @@ class MemoryCoordinator:
         return self._epoch
 
     async def keep_alive(self, node_id: str, epoch: int, lease_ms: int) -> bool:
+        check_campaign(node_id, lease_ms)
         if self._current() != Leader(node_id, epoch):
             return False
         self._expires_us = self._clock.monotonic_us() + lease_ms * 1000
@@ -46,6 +49,8 @@ class MemoryCoordinator:
         return self._current()
 
     async def put_node_info(self, node_id: str, info: str) -> None:
+        check_node(node_id)
+        check_text(info)
         nodes, now = self._known(), self._clock.monotonic_us()
         if node_id not in nodes and len(nodes) >= MAX_NODES:
             raise StorageError(f"At most {MAX_NODES} nodes can be known.")
@@ -60,6 +65,19 @@ class MemoryCoordinator:
 
     async def remove_node_info(self, node_id: str) -> None:
         self._nodes.pop(node_id, None)
+
+    async def put_shared(self, node_id: str, epoch: int, name: str, text: str) -> bool:
+        check_shared(name, text)
+        if self._current() != Leader(node_id, epoch):
+            return False
+        if name not in self._shared and len(self._shared) >= _MAX_SHARED:
+            raise StorageError(f"At most {_MAX_SHARED} shared texts can be kept.")
+        self._shared[name] = text
+        return True
+
+    async def get_shared(self, name: str) -> str | None:
+        check_shared(name)
+        return self._shared.get(name)
 
     async def close(self) -> None:
         return

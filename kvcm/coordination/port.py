@@ -1,29 +1,38 @@
-"""The port to what decides who leads (design D6; behaviour 16.1), and the choice of an implementation by URI.
+"""The port to what decides who leads (design D6; behaviour 16.1).
 
-Promises of every implementation:
-- at most one node holds the lease at a time; it ends `lease_ms` after the coordinator accepted the last campaign or keep-alive;
-- each won campaign gives an epoch greater than every earlier one, also after restarts of nodes and after the holder won again;
-- a campaign by the holder itself (same node id, e.g. after an answer was lost) wins;
-- `keep_alive` says False only when the lease is certainly not held by this node and epoch; when nothing is known it raises StorageError.
+Promises of every implementation, held by `kvcm.coordination.testing_contract`:
+- at most one node holds the lease at a time; it ends no earlier than `lease_ms` after the coordinator accepted the last campaign or keep-alive;
+- each won campaign gives an epoch greater than every earlier one, also after restarts of nodes and of the store, and when the holder wins again;
+- a campaign by the holder itself (same node id, e.g. after an answer was lost) wins, with a new epoch; the old one is void from then on;
+- `keep_alive` says False only when the lease is certainly not held by this node and epoch; when nothing is known it raises StorageError;
 - what a node published about itself is kept for `NODE_INFO_TTL_MS` after it was last put, by the coordinator's own time, and then forgotten: each node
-  puts it again every `NODE_INFO_EVERY_MS`. A clock that steps may hide a node until its next put, never longer. At most `MAX_NODES` nodes are known.
+  puts it again every `NODE_INFO_EVERY_MS`. A clock that steps may hide a node until its next put, never longer. At most `MAX_NODES` nodes are known;
+- a request that timed out or was cancelled may still be carried out later; it can only do what it would have done in time.
+
+Danger: two nodes with one node id are one node here. Whoever configures ids must not give one twice.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-from kvcm.common.clock import Clock
-from kvcm.common.errors import InvalidArgument, Unsupported
+from kvcm.common.errors import InvalidArgument
 
-NODE_INFO_TTL_MS = 60_000
-NODE_INFO_EVERY_MS = 10_000
-MAX_NODES = 1024
+NODE_INFO_TTL_MS: Final = 60_000
+NODE_INFO_EVERY_MS: Final = 10_000
+MAX_NODES: Final = 1024
+MAX_NODE_ID_CHARS: Final = 256
+MAX_TEXT_CHARS: Final = 64 << 10
+MAX_LEASE_MS: Final = 24 * 3600 * 1000
+_SHARED_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
+    """`epoch` 0: a manager that does not count terms holds the lease (upstream's, in a mixed cluster over Redis)."""
+
     node_id: str
     epoch: int
 
@@ -37,7 +46,7 @@ class NodeInfo:
 
 
 class Coordinator(Protocol):
-    """All methods have deadlines of their own and raise StorageError."""
+    """All methods have deadlines of their own, well below ten seconds, and raise StorageError; InvalidArgument for what breaks a limit of this module."""
 
     async def campaign(self, node_id: str, lease_ms: int) -> int | None:
         """The epoch when won, None while another node holds the lease."""
@@ -64,8 +73,8 @@ class Coordinator(Protocol):
     async def list_nodes(self) -> tuple[NodeInfo, ...]:
         """What every node published that was not forgotten, sorted by node id; at most `MAX_NODES`, more are left out.
 
-        One look, not one request a node where the coordinator can do so. Entries that cannot be read are left out, they never fail the call. Nodes that
-        another implementation of the protocol published are listed too, under the same keys (wire contract 5.7), for as long as they are stored.
+        One look, not one request a node where the coordinator can do so. Entries that cannot be read are left out, they never fail the call. Of nodes that
+        another implementation of the protocol published under the same keys (wire contract 5.7), the leader is listed; others where that costs no scan.
         """
         ...
 
@@ -73,23 +82,32 @@ class Coordinator(Protocol):
         """The node goes: forget what it published. No error when nothing is there."""
         ...
 
+    async def put_shared(self, node_id: str, epoch: int, name: str, text: str) -> bool:
+        """Keep a small text for all nodes, if this node holds the lease with this epoch at the moment of writing; else False and nothing is written."""
+        ...
+
+    async def get_shared(self, name: str) -> str | None: ...
+
     async def close(self) -> None: ...
 
 
-def open_coordinator(uri: str, clock: Clock, epoch_floor: int = 0) -> Coordinator:
-    """The coordinator behind `kvcm.coordination.uri`. Raises Unsupported or InvalidArgument.
+def check_node(node_id: str) -> None:
+    if not node_id or len(node_id) > MAX_NODE_ID_CHARS:
+        raise InvalidArgument(f"A node id has 1 to {MAX_NODE_ID_CHARS} characters.")
 
-    `epoch_floor` is the highest fence that a durable store of this process remembers: the memory coordinator forgets its epochs at a restart
-    and must go on above it, or the store would refuse the new leader.
-    """
-    from kvcm.coordination.memory import MemoryCoordinator
 
-    scheme, separator, _ = uri.partition("://")
-    if not uri or (scheme == "memory" and separator):
-        return MemoryCoordinator(clock, epoch_floor)
-    if separator and scheme in ("file", "redis", "etcd"):
-        raise Unsupported(
-            f"Coordination through {scheme} is not part of this version: it comes with the issue on leadership among several managers. "
-            "Leave the URI empty to run a single manager."
-        )
-    raise InvalidArgument("The coordination URI has an unknown scheme: leave it empty, or use memory://, to run a single manager.")
+def check_campaign(node_id: str, lease_ms: int) -> None:
+    check_node(node_id)
+    if not 0 < lease_ms <= MAX_LEASE_MS:
+        raise InvalidArgument(f"A lease has 1 to {MAX_LEASE_MS} milliseconds.")
+
+
+def check_text(text: str) -> None:
+    if len(text) > MAX_TEXT_CHARS:
+        raise InvalidArgument(f"What nodes publish has at most {MAX_TEXT_CHARS} characters.")
+
+
+def check_shared(name: str, text: str = "") -> None:
+    if _SHARED_NAME.fullmatch(name) is None:
+        raise InvalidArgument("The name of a shared text has 1 to 64 letters, digits, dots, underscores and hyphens.")
+    check_text(text)

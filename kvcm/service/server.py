@@ -23,7 +23,7 @@ from kvcm.config.settings import Settings
 from kvcm.config.startup import read_startup
 from kvcm.config.store import open_store
 from kvcm.coordination.elector import ElectorSettings
-from kvcm.coordination.port import open_coordinator
+from kvcm.coordination.open import open_coordinator
 from kvcm.coordination.runner import LeaderRunner
 from kvcm.data_storage.factory import open_backend as open_storage
 from kvcm.data_storage.manager import DataStorageManager

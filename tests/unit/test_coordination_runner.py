@@ -11,7 +11,8 @@ from kvcm.common.clock import FakeClock, SystemClock
 from kvcm.common.errors import InvalidArgument, StorageError, Unsupported
 from kvcm.coordination.elector import ElectorSettings, Role
 from kvcm.coordination.memory import MemoryCoordinator
-from kvcm.coordination.port import MAX_NODES, NODE_INFO_TTL_MS, Leader, NodeInfo, open_coordinator
+from kvcm.coordination.open import open_coordinator
+from kvcm.coordination.port import MAX_NODES, NODE_INFO_TTL_MS, Leader, NodeInfo
 from kvcm.coordination.runner import LeaderRunner
 
 pytestmark = pytest.mark.unit

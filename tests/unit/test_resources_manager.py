@@ -11,7 +11,7 @@ import yaml
 from kvcm.common.clock import SystemClock
 from kvcm.config.settings_load import load_settings
 from kvcm.config.store import open_store
-from kvcm.coordination.port import open_coordinator
+from kvcm.coordination.open import open_coordinator
 from kvcm.resources.errors import ResourceError
 from kvcm.resources.loader import load
 from kvcm.resources.manager import KVCacheManagerResource

@@ -1,0 +1,25 @@
+"""The choice of a coordinator by URI (`kvcm.coordination.uri`; wire contract 1.4)."""
+
+from __future__ import annotations
+
+from kvcm.common.clock import Clock
+from kvcm.common.errors import InvalidArgument, Unsupported
+from kvcm.coordination.memory import MemoryCoordinator
+from kvcm.coordination.port import Coordinator
+
+
+def open_coordinator(uri: str, clock: Clock, epoch_floor: int = 0) -> Coordinator:
+    """Nothing is connected or written yet. Raises Unsupported or InvalidArgument; messages never repeat the URI, which may hold a password.
+
+    `epoch_floor` is the highest fence that a durable store of this process remembers: a coordinator that has forgotten its epochs (memory after a
+    restart, a Redis that lost its data) goes on above it, or the store would refuse the new leader.
+    """
+    scheme, separator, _ = uri.partition("://")
+    if not uri or (scheme == "memory" and separator):
+        return MemoryCoordinator(clock, epoch_floor)
+    if separator and scheme in ("file", "redis", "etcd"):
+        raise Unsupported(
+            f"Coordination through {scheme} is not part of this version: it comes with the issue on leadership among several managers. "
+            "Leave the URI empty to run a single manager."
+        )
+    raise InvalidArgument("The coordination URI has an unknown scheme: leave it empty, or use memory://, to run a single manager.")

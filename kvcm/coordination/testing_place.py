@@ -1,0 +1,104 @@
+"""A store for coordination as several processes see it, for tests (kvcm.coordination.testing_contract)."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from typing import Protocol
+
+from kvcm.common.clock import FakeClock, SystemClock
+from kvcm.coordination.memory import MemoryCoordinator
+from kvcm.coordination.port import Coordinator
+
+
+class Ability(Enum):
+    RESTART = "the store can be killed and started again"
+    PAUSE = "the store can be stopped and continued"
+    FLOOR = "epochs go on above a floor"
+
+
+class SteppedClock(SystemClock):
+    """The machine's clocks, with a wall clock that somebody sets wrong."""
+
+    def __init__(self) -> None:
+        self._step_us = 0
+
+    def wall_us(self) -> int:
+        return super().wall_us() + self._step_us
+
+    def step_wall(self, delta_us: int) -> None:
+        self._step_us += delta_us
+
+
+class Place(Protocol):
+    """One store; opened and closed by `run_case`. Whatever `open` gave out is closed by the case or by `stop`."""
+
+    lease_ms: int
+    abilities: frozenset[Ability]
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def open(self, epoch_floor: int = 0) -> Coordinator:
+        """A new client, as another process would have."""
+        ...
+
+    def now_us(self) -> int:
+        """Of a monotonic clock."""
+        ...
+
+    async def wait_us(self, us: int) -> None:
+        """Let time go by."""
+        ...
+
+    def step_wall(self, delta_us: int) -> None:
+        """Set the wall clock of the nodes."""
+        ...
+
+    async def restart(self) -> None:
+        """SIGKILL the store and start it again; ability RESTART."""
+        ...
+
+    async def pause(self) -> None:
+        """SIGSTOP; ability PAUSE."""
+        ...
+
+    async def resume(self) -> None: ...
+
+
+class MemoryPlace:
+    """Several nodes of one process, on a clock that moves when told to."""
+
+    lease_ms = 1000
+    abilities = frozenset({Ability.FLOOR})
+
+    def __init__(self) -> None:
+        self._clock = FakeClock()
+        self._only: MemoryCoordinator | None = None
+
+    async def start(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        return
+
+    def open(self, epoch_floor: int = 0) -> Coordinator:
+        if self._only is None:
+            self._only = MemoryCoordinator(self._clock, epoch_floor)
+        return self._only
+
+    def now_us(self) -> int:
+        return self._clock.monotonic_us()
+
+    async def wait_us(self, us: int) -> None:
+        self._clock.advance_us(us)
+        await asyncio.sleep(0)
+
+    def step_wall(self, delta_us: int) -> None:
+        self._clock.step_wall(delta_us)
+
+    async def restart(self) -> None:
+        raise NotImplementedError
+
+    pause = resume = restart
