@@ -23,6 +23,8 @@ BAD_CONFIGURATION: Final = 255
 DEFAULTS: Final = {
     # Upstream removes what is still referenced when it is told to, and clean-ups written for it rely on that.
     "kvcm.registry.enforce_references": "false",
+    # Its clients' tests expect the next finish to fail.
+    "kvcm.write_session.keep_after_bad_mask": "false",
 }
 USAGE: Final = f"""usage: {PROGRAM} [options]
 

@@ -31,6 +31,8 @@ class Settings:
     registry_storage_uri: str = field(default="", metadata=_key("kvcm.registry_storage.uri"), repr=False)
     # Our own: may an administrator remove what is still referenced? Upstream's answer is yes (false).
     registry_enforce_references: bool = field(default=True, metadata=_key("kvcm.registry.enforce_references"))
+    # Our own: does a finish whose mask does not fit leave the session open? Upstream's answer is no (false).
+    write_session_keep_after_bad_mask: bool = field(default=True, metadata=_key("kvcm.write_session.keep_after_bad_mask"))
     coordination_uri: str = field(default="", metadata=_key("kvcm.coordination.uri"), repr=False)
     distributed_lock_uri: str = field(default="", metadata=_key("kvcm.distributed_lock.uri"), repr=False)
     leader_elector_node_id: str = field(default="", metadata=_key("kvcm.leader_elector.node_id"))

@@ -60,8 +60,12 @@ class CacheManager:
         leadership: Leadership,
         open_metadata: OpenMetadata,
         list_metadata: ListMetadata | None = None,
+        keep_after_bad_mask: bool = True,
     ) -> None:
-        """`list_metadata`: without it, deletions of instances that were removed before a restart wait until their id is registered again."""
+        """`list_metadata`: without it, deletions of instances that were removed before a restart wait until their id is registered again.
+
+        `keep_after_bad_mask`: see Writer.
+        """
         self._registry = registry
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
@@ -77,7 +81,7 @@ class CacheManager:
         """What the index holds, whatever its state: see Viewer."""
         self.plain_prefix = self._searcher.plain_prefix
         """The common prefix read without a suspension; None when `locate` has to look closer. Bound here, so that the hot path saves a call."""
-        self._writer = Writer(storages, codec, clock, ids, leadership, self.deleter, prober, self._pruner, self.sessions)
+        self._writer = Writer(storages, codec, clock, ids, leadership, self.deleter, prober, self._pruner, self.sessions, keep_after_bad_mask)
         self.write_times = self._writer.times
         self._clock = clock
         self._reports = EventReports(storages, codec, clock, ids, leadership)

@@ -110,6 +110,14 @@ class WriteSessions:
         session.deadline_us = deadline_us
         self._schedule(session)
 
+    def spend(self, session: WriteSession, now_us: int) -> None:
+        """No client can finish it any more; the next sweep ends it."""
+        self.stats.expired += bool(session.keys)
+        self.stats.idle += not session.keys
+        session.expired = True
+        session.deadline_us = now_us
+        self._schedule(session)
+
     def claim_due(self, now_us: int) -> list[WriteSession]:
         """Claim every open session whose deadline has passed, never one before it (I-WL-2)."""
         due = []

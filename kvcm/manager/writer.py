@@ -85,7 +85,9 @@ class Writer:
         prober: Prober,
         pruner: Pruner,
         sessions: WriteSessions,
+        keep_after_bad_mask: bool = True,
     ) -> None:
+        """`keep_after_bad_mask`: False ends a session whose finish does not fit it, as upstream does; its blocks are freed as those of an expired one."""
         self._storages = storages
         self._codec = codec
         self._clock = clock
@@ -96,6 +98,7 @@ class Writer:
         self._pruner = pruner
         self._presence = Presence(storages, codec)
         self.sessions = sessions
+        self._keep_after_bad_mask = keep_after_bad_mask
         self.strays = Strays(storages)
         self.times = WriteTimes()
 
@@ -294,7 +297,7 @@ class Writer:
     # -- finish --------------------------------------------------------------------------------------------------------------------------------
 
     async def finish(self, shard: InstanceShard, session_id: str, success: BlockMask, checksums: Sequence[int] = ()) -> None:
-        """End a session. A call that is wrong in itself (mask, checksums, instance) leaves the session open (I-CM-12).
+        """End a session. A call that is wrong in itself (mask, checksums, instance) leaves the session open (I-CM-12), unless told otherwise for masks.
 
         Raises SessionUnknown, InvalidArgument; WriteLost when successful blocks had been removed meanwhile (the others are served);
         StorageError when the metadata store refused: the session stays open and the call can be repeated.
@@ -306,7 +309,10 @@ class Writer:
             raise InvalidArgument("the write session belongs to another instance")
         succeeded = success.expand(len(session.keys))
         if succeeded is None:
-            raise InvalidArgument(f"success_blocks does not fit the {len(session.keys)} blocks that this session handed out; the session stays open")
+            if not self._keep_after_bad_mask:
+                self.sessions.spend(session, self._clock.monotonic_us())
+            fate = "stays open" if self._keep_after_bad_mask else "has ended and its blocks are freed"
+            raise InvalidArgument(f"success_blocks does not fit the {len(session.keys)} blocks that this session handed out; the session {fate}")
         if checksums and len(checksums) != len(session.keys):
             raise InvalidArgument(f"checksums has {len(checksums)} entries for the {len(session.keys)} blocks of this session; the session stays open")
         self.sessions.claim(session_id)

@@ -144,7 +144,8 @@ class ManagerServer:
         def metadata(config: MetaBackendConfig, instance_id: str) -> MetadataBackend:
             return open_metadata(config, instance_id, records, pool)
 
-        manager = self._manager = CacheManager(registry, storages, codec, clock, ids, Random(), term, metadata, partial(stored_instances, pool=pool))
+        stored, kept = partial(stored_instances, pool=pool), settings.write_session_keep_after_bad_mask
+        manager = self._manager = CacheManager(registry, storages, codec, clock, ids, Random(), term, metadata, stored, kept)
         background = (Housekeeper(manager, clock), StorageKeeper(storages, registry))
         lifecycle = Lifecycle(term, registry, manager, background, in_flight, startup, self._own_process)
 
