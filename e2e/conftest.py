@@ -10,10 +10,22 @@ import pytest
 # `e2e` is a folder without __init__.py, so that its tests stay plain files; the bed in it is imported from the repository root
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from e2e.cluster.fixture import cluster, namespace, node_cluster
-from e2e.support.fixtures import a_house, admin_kube, installation, installed, new_house, operator_for
+from e2e.cluster.fixture import cel_server, cluster, namespace, node_cluster
+from e2e.support.fixtures import a_house, admin_kube, installation, installed, new_house, operator_for, resources_server
 
-__all__ = ["a_house", "admin_kube", "cluster", "installation", "installed", "namespace", "new_house", "node_cluster", "operator_for"]
+__all__ = [
+    "a_house",
+    "admin_kube",
+    "cel_server",
+    "cluster",
+    "installation",
+    "installed",
+    "namespace",
+    "new_house",
+    "node_cluster",
+    "operator_for",
+    "resources_server",
+]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""Ask the API server whether it is there: a few GET requests with the admin certificate, cheaper than a kubectl process each."""
+"""Single requests to an API server with the admin's certificate, cheaper than a kubectl process each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from e2e.cluster.errors import BedError
+
 _TIMEOUT_S = 5.0
+_JSON = "application/json"
 
 
 class Api:
@@ -20,7 +23,7 @@ class Api:
 
     def get(self, path: str) -> tuple[int, bytes]:
         """(status, body); status 0 if no answer came."""
-        connection = http.client.HTTPSConnection(self._address.hostname or "", self._address.port, context=self._context, timeout=_TIMEOUT_S)
+        connection = self._connection()
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -30,6 +33,22 @@ class Api:
         finally:
             connection.close()
 
+    def send(self, method: str, path: str, document: object = None, *, content: str = _JSON, accept: str = _JSON) -> tuple[int, dict[str, Any]]:
+        """(status, object) of one request as it is: no retry. BedError if no answer came, or one that is not an object."""
+        connection = self._connection()
+        try:
+            body = None if document is None else json.dumps(document)
+            connection.request(method, path, body, {"Content-Type": content, "Accept": accept})
+            response = connection.getresponse()
+            found = json.loads(response.read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise BedError(f"{method} {path} has brought no object: {error}") from error
+        finally:
+            connection.close()
+        if not isinstance(found, dict):
+            raise BedError(f"{method} {path} has brought no object")
+        return response.status, found
+
     def ok(self, path: str) -> bool:
         return self.get(path)[0] == 200
 
@@ -38,6 +57,9 @@ class Api:
         status, body = self.get(path)
         found = json.loads(body) if status == 200 else {}
         return found if isinstance(found, dict) else {}
+
+    def _connection(self) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection(self._address.hostname or "", self._address.port, context=self._context, timeout=_TIMEOUT_S)
 
     def node_ready(self, name: str) -> bool:
         conditions = self.json(f"/api/v1/nodes/{name}").get("status", {}).get("conditions", [])

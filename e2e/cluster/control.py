@@ -51,6 +51,15 @@ def version_of(api_server: Path) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def etcd_words(program: Path, data: Path, client_port: int, peer_port: int) -> list[str | Path]:
+    """How to start an etcd of one member that listens on the loopback alone."""
+    clients, peers = f"http://{_LOOPBACK}:{client_port}", f"http://{_LOOPBACK}:{peer_port}"
+    argv: list[str | Path] = [program, "--name=bed", f"--data-dir={data}", f"--initial-cluster=bed={peers}"]
+    argv += [f"--listen-client-urls={clients}", f"--advertise-client-urls={clients}"]
+    argv += [f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}"]
+    return [*argv, "--unsafe-no-fsync", "--log-level=warn"]  # nothing in it outlives the cluster
+
+
 class ControlPlane:
     def __init__(self, starter: Starter, pki: Pki, programs: Programs, *, address: str, with_nodes: bool, after_port: int) -> None:
         self._starter = starter
@@ -69,7 +78,7 @@ class ControlPlane:
         pki.make_control([_LOOPBACK] if self._address == _LOOPBACK else [_LOOPBACK, self._address])
         pki.kubeconfig("admin", self.server)
         starter = self._starter
-        starter.start("etcd", self._etcd())
+        starter.start("etcd", etcd_words(self._programs.etcd, starter.journal.run / "etcd", self._etcd_port, self._peer_port))
         starter.wait("etcd", _ETCD_WAIT_S, lambda: http_ok(_LOOPBACK, self._etcd_port, "/health"), "etcd is healthy")
         starter.start("kube-apiserver", self._api_server())
         api = Api(self.server, pki.folder)
@@ -86,14 +95,6 @@ class ControlPlane:
 
     def _gates(self) -> list[str]:
         return ["--feature-gates=BoundServiceAccountTokenVolume=true"] if self._version < _BOUND_TOKENS_SINCE else []
-
-    def _etcd(self) -> list[str | Path]:
-        clients, peers = f"http://{_LOOPBACK}:{self._etcd_port}", f"http://{_LOOPBACK}:{self._peer_port}"
-        data = self._starter.journal.run / "etcd"
-        argv: list[str | Path] = [self._programs.etcd, "--name=bed", f"--data-dir={data}", f"--initial-cluster=bed={peers}"]
-        argv += [f"--listen-client-urls={clients}", f"--advertise-client-urls={clients}"]
-        argv += [f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}"]
-        return [*argv, "--unsafe-no-fsync", "--log-level=warn"]  # nothing in it outlives the cluster
 
     def _api_server(self) -> list[str | Path]:
         pki = self._pki

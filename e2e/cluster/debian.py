@@ -17,6 +17,8 @@ from e2e.cluster.command import run
 from e2e.cluster.errors import BedError
 
 BED_SUITE = "bookworm"
+UNSTABLE = "sid"
+"""Debian's newest: it moves from day to day, and has no security archive beside it."""
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _APT_TIMEOUT_S = 600.0
 _UNPACK_TIMEOUT_S = 300.0
@@ -55,12 +57,8 @@ class Debian:
         for name in ("lists/partial", "parts", "cache/archives/partial", "debs"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         trust = f"[signed-by={KEYRING}]"
-        places = [
-            f"deb {trust} {address} {suite} main",
-            f"deb-src {trust} {address} {suite} main",
-            f"deb {trust} {address}-security {suite}-security main",
-            f"deb-src {trust} {address}-security {suite}-security main",
-        ]
+        archives = [(address, suite)] if suite == UNSTABLE else [(address, suite), (f"{address}-security", f"{suite}-security")]
+        places = [f"{kind} {trust} {place} {name} main" for place, name in archives for kind in ("deb", "deb-src")]
         (folder / "sources.list").write_text("\n".join(places) + "\n", encoding="utf-8")
         self._apt: list[str] = ["apt-get"]
         for option in (
@@ -85,6 +83,13 @@ class Debian:
                 raise BedError(f"apt said it has fetched {package}, but there is no such file")
             found.append(match[-1])
         return found
+
+    def closure(self, package: str) -> list[str]:
+        """The names of this package and all it depends on, as if nothing were installed on this machine. Nothing is installed now either."""
+        nothing = self._folder / "nothing-installed"
+        nothing.touch()
+        said = run([*self._apt, "-o", f"Dir::State::Status={nothing}", "install", "-s", "--no-install-recommends", package], timeout=_APT_TIMEOUT_S)
+        return [line.split()[1] for line in said.splitlines() if line.startswith("Inst ")]
 
     def unpack(self, packages: Sequence[str], into: Path) -> list[str]:
         """Lay the files of these packages under `into`; returns the names of the package files, which carry the versions."""

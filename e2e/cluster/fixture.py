@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import clients
+from e2e.cluster import clients, crd_server
 from e2e.cluster.cache import Cache
+from e2e.cluster.cel import CelServer, build, cel_server_of
 from e2e.cluster.command import run
 from e2e.cluster.detect import Ability, detect
 from e2e.cluster.errors import BedError
@@ -66,6 +67,22 @@ def node_cluster(cluster: Cluster) -> Cluster:
     return cluster
 
 
+@pytest.fixture(scope="session")
+def cel_server() -> Iterator[CelServer]:
+    """A CRD server of a current Kubernetes, alone, with nothing in it. Skips where none can be built, also when Debian's newest suite breaks the build."""
+    settings = from_environment()
+    cache = Cache(settings.cache, _say)
+    reason = "KVCM_E2E_LEVEL says none" if settings.level == "none" else crd_server.why_not(cache)
+    if reason:
+        pytest.skip(f"no server with CEL, because {reason}")
+    try:
+        programs = build(cache)
+    except BedError as error:
+        pytest.skip(f"no server with CEL, because it could not be built: {error}")
+    with cel_server_of(settings, cache, programs) as server:
+        yield server
+
+
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A fresh namespace, in which pods may be made at once. It is deleted after the test, without waiting."""
@@ -102,6 +119,10 @@ def external(settings: Settings, cache: Cache) -> Cluster:
         controllers=bool(run([kubectl, "get", "serviceaccount", "default", "-n", "default", "--ignore-not-found"], timeout=60, env=env)),
         nodes=ready,
     )
+
+
+def _say(sentence: str) -> None:
+    sys.__stderr__ and sys.__stderr__.write(f"{sentence}\n")
 
 
 def _why_no_nodes(cluster: Cluster) -> str:

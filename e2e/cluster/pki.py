@@ -37,7 +37,7 @@ class Pki:
     def make_control(self, addresses: Sequence[str]) -> None:
         """Everything the control plane needs; `addresses` are where the API server will listen."""
         for authority in ("ca", "front-proxy-ca"):
-            self._issue(authority, f"/CN={authority}", None, ["keyUsage=critical,keyCertSign,digitalSignature,cRLSign"], is_authority=True)
+            self.authority(authority)
         names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", f"kubernetes.default.svc.{CLUSTER_DOMAIN}"]
         alternatives = [f"IP:{address}" for address in (*addresses, API_SERVICE_IP)] + [f"DNS:{name}" for name in names]
         self.issue("apiserver", "/CN=kube-apiserver", alternatives=alternatives)
@@ -49,6 +49,10 @@ class Pki:
         make_key: list[str | Path] = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", self.key("sa")]
         run(make_key, timeout=_TIMEOUT_S)
         run(["openssl", "pkey", "-in", self.key("sa"), "-pubout", "-out", self.folder / "sa.pub"], timeout=_TIMEOUT_S)
+
+    def authority(self, name: str) -> None:
+        """NAME.key and NAME.crt, which sign others."""
+        self._issue(name, f"/CN={name}", None, ["keyUsage=critical,keyCertSign,digitalSignature,cRLSign"], is_authority=True)
 
     def issue(self, name: str, subject: str, *, authority: str = "ca", alternatives: Sequence[str] = ()) -> None:
         """NAME.key and NAME.crt, good for a server and for a client."""

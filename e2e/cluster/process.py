@@ -66,6 +66,12 @@ class Starter:
                 raise BedError(f"{what}: not seen within {seconds:.0f} s{tail(self.log(name))}")
             time.sleep(_POLL_S)
 
+    def reap(self) -> None:
+        """For a caller that lives on after `down`: wait for the parts that were ended, so that no dead ones stay in the process table."""
+        for process in self._started.values():
+            process.wait(timeout=_FORK_WAIT_S)
+        self._started.clear()
+
     def _child_of(self, name: str, process: subprocess.Popen[bytes]) -> int:
         deadline = time.monotonic() + _FORK_WAIT_S
         while time.monotonic() < deadline and process.poll() is None:

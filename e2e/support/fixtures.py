@@ -8,13 +8,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 
+from e2e.cluster.cel import CelServer
 from e2e.cluster.handle import Cluster
 from e2e.support.house import House, house
 from e2e.support.installation import Installation
 from e2e.support.kube import Kube
 from e2e.support.operator_process import OperatorProcess
+from kvcm.resources.schema import KINDS
 
+_CRDS = Path(__file__).parents[2] / "crds"
 NewHouse = Callable[..., AbstractContextManager[House]]
 NewOperator = Callable[..., OperatorProcess]
 
@@ -67,3 +71,11 @@ def operator_for(installed: Installation) -> NewOperator:
         return OperatorProcess(installed.kubeconfig, overrides, **arguments)  # type: ignore[arg-type]  # handed through
 
     return made
+
+
+@pytest.fixture(scope="session")
+def resources_server(cel_server: CelServer) -> CelServer:
+    """The CRD server with the CRDs of crds/ in it."""
+    for info in KINDS:
+        cel_server.install(yaml.safe_load((_CRDS / info.file_name).read_text(encoding="utf-8")))
+    return cel_server

@@ -22,25 +22,31 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 MAX_NAME_CHARS = 253
 MAX_PATH_CHARS = 1024
-DNS_SUBDOMAIN = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
+DNS_SUBDOMAIN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?([.][a-z0-9]([a-z0-9-]*[a-z0-9])?)*$"
 # Names on the server become the host part of URIs; engines already use capitals and underscores in them.
 SERVER_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
+# Blanks and control characters, written out for the inside of [^...]: `\s` means ASCII on an API server (RE2) and Unicode in pydantic.
+BLANKS = r"\x00-\x20\x7f-\xa0"
 # Paths are pasted into URIs that nobody percent-encodes, so the characters that end a path there are refused.
-ABSOLUTE_PATH = r"^/[^\s?&#\\/][^\s?&#\\]*$"
-RELATIVE_PATH = r"^[^\s?&#\\/][^\s?&#\\]*$"
+ABSOLUTE_PATH = rf"^/[^{BLANKS}?&#\\/][^{BLANKS}?&#\\]*$"
+RELATIVE_PATH = rf"^[^{BLANKS}?&#\\/][^{BLANKS}?&#\\]*$"
 HOST = r"^[A-Za-z0-9._:\[\]-]+$"
-SERVICE_URI = r"^[^\s@]+$"
+SERVICE_URI = rf"^[^{BLANKS}@]+$"
+WORD = rf"^[^{BLANKS}]*$"
+FULL_WORD = rf"^[^{BLANKS}]+$"
 # Not a directory: the file of an instance is this path with `.<instance id>` behind it.
-FILE_URI = r"^file:///([^\s?#]*[^\s?#/])$"
+FILE_URI = rf"^file:///([^{BLANKS}?#]*[^{BLANKS}?#/])$"
 
 # What a text must look like, for people; the pattern itself helps nobody.
 PATTERN_SENTENCES = {
-    DNS_SUBDOMAIN: "must consist of lower-case letters, digits, '-' and '.', and begin and end with a letter or digit",
+    DNS_SUBDOMAIN: "must consist of lower-case letters, digits, '-' and '.', and begin and end with a letter or digit, as must each part between dots",
     SERVER_NAME: "must consist of letters, digits, '-', '_' and '.', and begin and end with a letter or digit",
     ABSOLUTE_PATH: "must be an absolute path below '/', without spaces, '?', '&', '#' and '\\'",
     RELATIVE_PATH: "must be a relative path (no leading '/'), without spaces, '?', '&', '#' and '\\'",
     HOST: "must be a host name or address",
     SERVICE_URI: "must not contain spaces or '@'",
+    WORD: "must not contain blanks",
+    FULL_WORD: "must not be empty and not contain blanks",
     FILE_URI: "must look like file:///directory/name, without spaces, '?', '#' and a '/' at the end",
 }
 

@@ -9,6 +9,8 @@ MAX_CHARS = 32
 PATTERN = r"^([0-9]{1,9}(ms|s|m|h))+$"
 # The wire carries milliseconds in an int32; a week leaves room below its end.
 MAX_MS = 7 * 24 * 3600 * 1000
+LONGEST = "168h"
+TOO_LONG = f"must be at most 7 days ({LONGEST})"
 
 _WHOLE = re.compile(r"([0-9]{1,9}(ms|s|m|h))+\Z")
 _PART = re.compile(r"([0-9]{1,9})(ms|s|m|h)")
@@ -21,7 +23,7 @@ def parse_duration(text: str) -> int:
         raise ValueError('must be a duration such as "500ms", "1s" or "1m30s"')
     total = sum(int(number) * _UNITS[unit] for number, unit in _PART.findall(text))
     if total > MAX_MS:
-        raise ValueError("must be at most 7 days (168h)")
+        raise ValueError(TOO_LONG)
     return total
 
 

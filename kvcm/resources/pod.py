@@ -23,7 +23,8 @@ _KEY_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
 _LABEL_VALUE = r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$"
 _TAINT_KEY = r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$"
 _QUANTITY = r"^[0-9]{1,15}([.][0-9]{1,9})?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
-_OWN_PREFIXES = ("kvcm.io/", "app.kubernetes.io/")
+OWN_PREFIXES = ("kvcm.io/", "app.kubernetes.io/")
+OWN_KEYS_SENTENCE = f"must not have keys that begin with {' or '.join(OWN_PREFIXES)}; the operator sets those"
 
 PATTERN_SENTENCES = {
     _LABEL_VALUE: "must consist of letters, digits, '-', '_' and '.', and begin and end with a letter or digit",
@@ -52,8 +53,8 @@ def _keys(values: dict[str, Any]) -> dict[str, Any]:
 def _foreign_keys(values: dict[str, Any]) -> dict[str, Any]:
     """Labels of our own select pods, and annotations of our own steer the operator."""
     for key in values:
-        if key.startswith(_OWN_PREFIXES):
-            raise ValueError(f"must not have keys that begin with {' or '.join(_OWN_PREFIXES)}; the operator sets those")
+        if key.startswith(OWN_PREFIXES):
+            raise ValueError(OWN_KEYS_SENTENCE)
     return values
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvcm.resources.duration import LONGEST, TOO_LONG
 from kvcm.resources.manager import MANAGER_NAME_SENTENCE, MAX_MANAGER_NAME_CHARS, MAX_REPLICAS, REPLICAS_SENTENCE
 from kvcm.resources.manager_security import SECRET_SENTENCE
+from kvcm.resources.pod import OWN_KEYS_SENTENCE, OWN_PREFIXES
 
 _BACKENDS = ("nfs", "threeFS", "vcnsThreeFS", "mooncake", "tairMemPool", "dummy")
 _VOLUMES = ("pvc", "nfs", "hostPath")
@@ -126,8 +128,11 @@ _MANAGER: tuple[CelRule, ...] = (
     ),
 )
 
+_FOREIGN_KEYS = "self.all(key, " + " && ".join(f"!key.startsWith('{prefix}')" for prefix in OWN_PREFIXES) + ")"
+
 RULES: tuple[CelRule, ...] = (
     *_MANAGER,
+    *[CelRule("KVCacheManager", path, _FOREIGN_KEYS, OWN_KEYS_SENTENCE, "pod._foreign_keys") for path in ("spec.podLabels", "spec.podAnnotations")],
     *_identity("Storage"),
     CelRule("Storage", "spec", _exactly_one(_BACKENDS), f"set exactly one of {', '.join(_BACKENDS)}", "StorageSpec._exactly_one_backend"),
     CelRule(
@@ -161,6 +166,13 @@ RULES: tuple[CelRule, ...] = (
         "self.all(name, self.exists_one(other, other == name))",
         "names a storage twice",
         "InstanceGroupSpec._no_duplicates",
+    ),
+    CelRule(
+        "InstanceGroup",
+        "spec.reclaim",
+        f"duration(self.delayBeforeDelete) <= duration('{LONGEST}')",
+        f"delayBeforeDelete {TOO_LONG}",
+        "duration.parse_duration",
     ),
     CelRule(
         "InstanceGroup",

@@ -167,7 +167,15 @@ def root_schema(info: KindInfo, *, cel: bool = True) -> Json:
         for rule in rules_for(info.kind):
             node = node_at(root, rule.path)
             node.setdefault("x-kubernetes-validations", []).append({"rule": rule.expression, "message": rule.message})
+            if node.get("default") == {}:
+                node["default"] = _inner_defaults(node)
     return root
+
+
+def _inner_defaults(node: Json) -> Json:
+    """What `{}` comes to. An API server asks the rules of a node about its default as it is written, before it fills in what is within."""
+    children: Json = node.get("properties", {})
+    return {name: child["default"] for name, child in children.items() if "default" in child}
 
 
 def node_at(root: Json, path: str) -> Json:

@@ -12,6 +12,8 @@ from pydantic import Field, StringConstraints, model_validator
 
 from kvcm.resources.base import (
     API_VERSION,
+    FULL_WORD,
+    WORD,
     AbsolutePath,
     DeletionPolicy,
     Host,
@@ -28,8 +30,8 @@ from kvcm.resources.base import (
 )
 
 _KEYS_PER_FILE = "Blocks packed into one file. With 1, deleting a block frees its bytes at once."
-_Word = Annotated[str, StringConstraints(max_length=253, pattern=r"^\S*$")]
-_Device = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^\S+$")]
+_Word = Annotated[str, StringConstraints(max_length=253, pattern=WORD)]
+_Device = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=FULL_WORD)]
 
 
 class NfsBackend(Model):
@@ -76,7 +78,7 @@ class MooncakeBackend(Model):
 class TairMemPoolBackend(Model):
     """A Tair memory pool. Not built yet: applying it is refused."""
 
-    domain: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^\S+$")] = Field(description="Domain of the pool.")
+    domain: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=FULL_WORD)] = Field(description="Domain of the pool.")
     timeout: Annotated[int, Field(ge=0, le=3_600_000)] = Field(default=0, description="Time-out handed to the pool's client; 0 is its default.")
     service_discovery_url: ServiceUri | None = Field(default=None, description="Where nodes of the pool are found; without credentials.")
     media_type: Literal["DRAM", "SSD"] | None = Field(default=None, description="Medium to allocate on; unset lets the pool decide.")

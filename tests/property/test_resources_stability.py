@@ -35,7 +35,7 @@ SCHEMAS = {info.kind: root_schema(info) for info in KINDS}
 Json = dict[str, Any]
 
 names = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,10}[A-Za-z0-9])?", fullmatch=True)
-metadata_names = st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,10}[a-z0-9])?", fullmatch=True)
+metadata_names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?([.][a-z0-9]([a-z0-9-]{0,5}[a-z0-9])?){0,2}", fullmatch=True)
 folders = st.lists(st.from_regex(r"[A-Za-z0-9_@%-]{1,6}", fullmatch=True), min_size=1, max_size=4).map("/".join)
 packs = st.integers(1, MAX_KEYS_PER_FILE)
 quantities = st.one_of(
