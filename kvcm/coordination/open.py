@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvcm.common.clock import Clock
 from kvcm.common.errors import InvalidArgument, Unsupported
+from kvcm.coordination.file import open_file
 from kvcm.coordination.memory import MemoryCoordinator
 from kvcm.coordination.port import Coordinator
 
@@ -17,7 +18,9 @@ def open_coordinator(uri: str, clock: Clock, epoch_floor: int = 0) -> Coordinato
     scheme, separator, _ = uri.partition("://")
     if not uri or (scheme == "memory" and separator):
         return MemoryCoordinator(clock, epoch_floor)
-    if separator and scheme in ("file", "redis", "etcd"):
+    if separator and scheme == "file":
+        return open_file(uri, clock, epoch_floor)
+    if separator and scheme in ("redis", "etcd"):
         raise Unsupported(
             f"Coordination through {scheme} is not part of this version: it comes with the issue on leadership among several managers. "
             "Leave the URI empty to run a single manager."

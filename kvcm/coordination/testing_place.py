@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
+import shutil
+import tempfile
 from enum import Enum
 from typing import Protocol
 
-from kvcm.common.clock import FakeClock, SystemClock
+from kvcm.common.clock import Clock, FakeClock, SystemClock
 from kvcm.coordination.memory import MemoryCoordinator
+from kvcm.coordination.open import open_coordinator
 from kvcm.coordination.port import Coordinator
 
 
@@ -102,3 +107,74 @@ class MemoryPlace:
         raise NotImplementedError
 
     pause = resume = restart
+
+
+class RealTimePlace:
+    """What places on real time have in common. `client` makes one coordinator on the place's clock."""
+
+    lease_ms = 500
+    abilities: frozenset[Ability] = frozenset({Ability.FLOOR})
+
+    def __init__(self) -> None:
+        self._clock = SteppedClock()
+        self._opened: list[Coordinator] = []
+
+    def client(self, clock: Clock, epoch_floor: int) -> Coordinator:
+        raise NotImplementedError
+
+    async def start(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        for coordinator in self._opened:
+            await coordinator.close()
+
+    def open(self, epoch_floor: int = 0) -> Coordinator:
+        self._opened.append(self.client(self._clock, epoch_floor))
+        return self._opened[-1]
+
+    def now_us(self) -> int:
+        return self._clock.monotonic_us()
+
+    async def wait_us(self, us: int) -> None:
+        await asyncio.sleep(us / 1e6)
+
+    def step_wall(self, delta_us: int) -> None:
+        self._clock.step_wall(delta_us)
+
+    async def restart(self) -> None:
+        raise NotImplementedError
+
+    async def pause(self) -> None:
+        raise NotImplementedError
+
+    async def resume(self) -> None:
+        raise NotImplementedError
+
+
+class FilePlace(RealTimePlace):
+    """A folder. It is paused as a process does it that is stopped while it holds the lock."""
+
+    abilities = frozenset({Ability.FLOOR, Ability.PAUSE})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = ""
+        self._held = -1
+
+    async def start(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="kvcm-coordination-")
+
+    def client(self, clock: Clock, epoch_floor: int) -> Coordinator:
+        return open_coordinator(f"file://{self._folder}/shared", clock, epoch_floor)
+
+    async def stop(self) -> None:
+        await super().stop()
+        shutil.rmtree(self._folder)
+
+    async def pause(self) -> None:
+        self._held = os.open(f"{self._folder}/shared/kvcm_leader.lock", os.O_RDWR)
+        fcntl.flock(self._held, fcntl.LOCK_EX)
+
+    async def resume(self) -> None:
+        os.close(self._held)

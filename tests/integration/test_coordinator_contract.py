@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from kvcm.coordination.testing_contract import cases_for, run_case
-from kvcm.coordination.testing_place import MemoryPlace, Place
+from kvcm.coordination.testing_place import FilePlace, MemoryPlace, Place
 
 pytestmark = pytest.mark.integration
 
-PLACES: dict[str, Callable[[], Place]] = {"memory": MemoryPlace}
+PLACES: dict[str, Callable[[], Place]] = {"memory": MemoryPlace, "file": FilePlace}
 
 
 @pytest.mark.parametrize(("where", "case"), [(where, case) for where, make in PLACES.items() for case in cases_for(make().abilities)])

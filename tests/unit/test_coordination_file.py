@@ -1,0 +1,251 @@
+"""The folder of the `file://` coordinator on a fake clock: reboots, other machines, damaged files, and what killed processes leave."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvcm.common.clock import FakeClock
+from kvcm.common.errors import InvalidArgument, StorageError
+from kvcm.coordination import file_lease
+from kvcm.coordination.file import FileCoordinator, open_file
+from kvcm.coordination.file_lease import LeaseFolder, this_clock
+from kvcm.coordination.port import MAX_NODES, NODE_INFO_TTL_MS, Leader, NodeInfo
+
+pytestmark = pytest.mark.unit
+
+LEASE = 1_000_000
+TTL = NODE_INFO_TTL_MS * 1000
+
+
+class Machine:
+    """One boot of one machine. Its monotonic clock says nothing about another's."""
+
+    def __init__(self, folder: Path, boot: str, uptime_us: int) -> None:
+        self._folder = folder
+        self.boot = boot
+        self.clock = FakeClock(monotonic_us=uptime_us)
+
+    def node(self, floor: int = 0) -> LeaseFolder:
+        return LeaseFolder(self._folder, self.clock, floor, self.boot)
+
+
+def test_a_lease_from_before_a_reboot_is_waited_for_once_and_epochs_go_on(tmp_path: Path) -> None:
+    before = Machine(tmp_path, "boot-1", 10**12)
+    assert before.node().campaign("a", LEASE) == 1
+    # The new clock is far behind the old one: comparing the two would make the lease last for days.
+    after = Machine(tmp_path, "boot-2", 1000)
+    node = after.node()
+    assert node.campaign("b", LEASE) is None
+    assert node.observe() == Leader("a", 1)
+    after.clock.advance_us(LEASE - 1)
+    assert node.campaign("b", LEASE) is None
+    after.clock.advance_us(1)
+    assert node.campaign("b", LEASE) == 2
+
+
+def test_the_same_node_wins_at_once_after_a_reboot(tmp_path: Path) -> None:
+    assert Machine(tmp_path, "boot-1", 10**12).node().campaign("a", LEASE) == 1
+    assert Machine(tmp_path, "boot-2", 1).node().campaign("a", LEASE) == 2
+
+
+@pytest.mark.parametrize("ahead_us", [-(10**11), 10**11])
+def test_two_machines_over_a_shared_folder_exclude_each_other_whatever_their_clocks_say(tmp_path: Path, ahead_us: int) -> None:
+    here, there = Machine(tmp_path, "here", 10**12), Machine(tmp_path, "there", 10**12 + ahead_us)
+    leader, other = here.node(), there.node()
+    assert leader.campaign("a", LEASE) == 1
+    for _ in range(20):
+        assert other.campaign("b", LEASE) is None
+        for machine in (here, there):
+            machine.clock.advance_us(LEASE // 2)
+        assert leader.keep_alive("a", 1, LEASE)
+    # The last renewal is seen once, and then nothing changes any more.
+    assert other.campaign("b", LEASE) is None
+    there.clock.advance_us(LEASE)
+    assert other.campaign("b", LEASE) == 2
+    assert not leader.keep_alive("a", 1, LEASE)
+
+
+def test_where_the_system_does_not_name_its_clock_nobody_trusts_anothers_times(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "", 10**9)
+    assert machine.node().campaign("a", LEASE) == 1
+    other = machine.node()
+    machine.clock.advance_us(LEASE)
+    assert other.campaign("b", LEASE) is None
+    machine.clock.advance_us(LEASE)
+    assert other.campaign("b", LEASE) == 2
+
+
+def test_a_wall_clock_that_steps_is_not_looked_at(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "boot", 10**9)
+    node, other = machine.node(), machine.node()
+    assert node.campaign("a", LEASE) == 1
+    for step in (10**13, -(10**14)):
+        machine.clock.step_wall(step)
+        assert other.campaign("b", LEASE) is None
+        assert node.keep_alive("a", 1, LEASE)
+    machine.clock.advance_us(LEASE)
+    assert other.campaign("b", LEASE) == 2
+
+
+def _torn(folder: Path) -> None:
+    (folder / "kvcm_leader.lease").write_bytes(b"\0" * 40)
+
+
+def _nested(folder: Path) -> None:
+    (folder / "kvcm_leader.lease").write_bytes(b"[" * 100_000)
+
+
+def _of_other_types(folder: Path) -> None:
+    (folder / "kvcm_leader.lease").write_text('{"node_id":1,"epoch":"x","lease_us":true,"since_us":-1,"clock":null}\n', encoding="utf-8")
+
+
+def _older(folder: Path) -> None:
+    """An old write that arrives after a newer term has begun."""
+    (folder / "kvcm_leader.epoch").write_text("7\n", encoding="utf-8")
+
+
+def _future(folder: Path) -> None:
+    text = (folder / "kvcm_leader.lease").read_text(encoding="utf-8")
+    (folder / "kvcm_leader.lease").write_text(text.replace('"since_us": 1000000000', '"since_us": 9000000000'), encoding="utf-8")
+
+
+@pytest.mark.parametrize("damage", [_torn, _nested, _of_other_types, _older, _future])
+def test_a_record_that_cannot_be_trusted_frees_nothing_before_a_whole_lease_has_passed(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    machine = Machine(tmp_path, "boot", 10**9)
+    assert machine.node().campaign("a", LEASE) == 1
+    damage(tmp_path)
+    other = machine.node()
+    assert other.campaign("b", LEASE) is None
+    machine.clock.advance_us(LEASE - 1)
+    assert other.campaign("b", LEASE) is None
+    machine.clock.advance_us(1)
+    assert other.campaign("b", LEASE) == (8 if damage is _older else 2)
+
+
+def test_what_is_behind_the_line_break_is_an_older_longer_record_and_not_read(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "boot", 10**9)
+    node = machine.node()
+    assert node.campaign("a" * 200, LEASE) == 1
+    node.resign("a" * 200, 1)
+    assert node.campaign("b", LEASE) == 2
+    assert b"aaaa" in (tmp_path / "kvcm_leader.lease").read_bytes()
+    assert node.observe() == Leader("b", 2)
+
+
+def test_a_lost_folder_gives_no_epoch_twice_to_those_who_remember(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "boot", 10**9)
+    node = machine.node(floor=41)
+    assert node.campaign("a", LEASE) == 42
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert not node.keep_alive("a", 42, LEASE)
+    assert node.campaign("a", LEASE) == 43
+
+
+def test_a_damaged_epoch_elects_nobody_and_says_what_to_do(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "boot", 10**9)
+    (tmp_path / "kvcm_leader.epoch").write_text("many", encoding="utf-8")
+    with pytest.raises(StorageError, match="Stop all managers"):
+        machine.node().campaign("a", LEASE)
+
+
+def test_nodes_are_forgotten_when_they_are_silent_and_their_files_go(tmp_path: Path) -> None:
+    here, there = Machine(tmp_path, "here", 10**9), Machine(tmp_path, "there", 5)
+    node, other = here.node(), there.node()
+    node.put_node("a", "1")
+    (tmp_path / "kvcm_node_damaged").write_text("{", encoding="utf-8")
+    (tmp_path / "kvcm_node_strange").write_text('{"node_id":1,"info":2,"since_us":3,"clock":4}', encoding="utf-8")
+    assert node.list_nodes() == other.list_nodes() == (NodeInfo("a", "1"),)
+    for machine in (here, there):
+        machine.clock.advance_us(TTL - 1)
+    assert node.get_node("a") == other.get_node("a") == "1"
+    for machine in (here, there):
+        machine.clock.advance_us(1)
+    assert node.get_node("a") is None
+    assert other.list_nodes() == ()
+    node.put_node("b", "2")
+    assert len(list(tmp_path.glob("kvcm_node_*"))) == 1
+
+
+def test_there_is_a_bound_to_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_NODES == 1024
+    monkeypatch.setattr(file_lease, "MAX_NODES", 3)
+    node = Machine(tmp_path, "boot", 10**9).node()
+    for name in "abc":
+        node.put_node(name, "")
+    node.put_node("c", "again")
+    with pytest.raises(StorageError, match="At most 3"):
+        node.put_node("d", "")
+
+
+def test_a_lock_that_is_held_too_long_names_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_lease, "LOCK_WAIT_S", 0.02)
+    node = Machine(tmp_path, "boot", 10**9).node()
+    assert node.campaign("a", LEASE) == 1
+    fd = os.open(tmp_path / "kvcm_leader.lock", os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(StorageError, match=rf"locked by process {os.getpid()} "):
+            node.keep_alive("a", 1, LEASE)
+    finally:
+        os.close(fd)
+    assert node.keep_alive("a", 1, LEASE)
+
+
+HOLDER = """
+import fcntl, os, sys, time
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+fcntl.flock(fd, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_process_that_is_killed_with_the_lock_in_its_hand_leaves_it_free(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "kvcm_leader.lock")], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    assert Machine(tmp_path, "boot", 10**9).node().campaign("a", LEASE) == 1
+
+
+def test_the_machines_clock_has_a_name() -> None:
+    assert this_clock() == this_clock()
+    assert "time:[" in this_clock()
+
+
+def test_what_the_folder_cannot_do_is_said_without_its_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+
+    async def run() -> None:
+        coordinator = open_file(f"file://{tmp_path}/file/below", FakeClock(), 0)
+        with pytest.raises(StorageError, match="cannot be made") as caught:
+            await coordinator.campaign("a", 1000)
+        assert str(tmp_path) not in caught.value.message
+        await coordinator.close()
+        gone = FileCoordinator(tmp_path / "gone", FakeClock())
+        assert await gone.campaign("a", 1000) == 1
+        for path in (tmp_path / "gone").iterdir():
+            path.unlink()
+        (tmp_path / "gone").rmdir()
+        # Not made again: an unmounted volume must not become an empty folder in which this node leads alone.
+        with pytest.raises(StorageError, match="No such file"):
+            await gone.keep_alive("a", 1, 1000)
+        await gone.close()
+        with pytest.raises(StorageError):
+            await gone.observe()
+
+    asyncio.run(run())
+    for uri in ("file://", "file:///a?b=c", "file:///a\0"):
+        with pytest.raises(InvalidArgument):
+            open_file(uri, FakeClock(), 0)
