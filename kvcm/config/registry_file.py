@@ -57,7 +57,7 @@ class RegistryFile:
         return int(epoch) if isinstance(epoch, str) and epoch.isascii() and epoch.isdigit() and len(epoch) <= 19 else 0
 
     def set_fence(self, fence: int) -> None:
-        self._raw[FENCE_KEY] = _dump({"epoch": str(fence)})
+        self._raw[FENCE_KEY] = dump({"epoch": str(fence)})
 
     def snapshot(self) -> RegistrySnapshot:
         bad: list[QuarantinedRecord] = []
@@ -67,7 +67,7 @@ class RegistryFile:
                 tables[table] = self._read_table(table, bad)
         tables["instance"] = {}
         for instance_id in self._listed(bad):
-            record = self._record((self._table(instance_id) or {}).get(instance_id))
+            record = record_of((self._table(instance_id) or {}).get(instance_id))
             if record is not None:
                 tables["instance"][instance_id] = record
             else:
@@ -86,8 +86,8 @@ class RegistryFile:
             if change.record is None:
                 entries.pop(change.id, None)
             else:
-                entries[change.id] = _dump(change.record)
-            self._raw[change.table] = _dump(entries)
+                entries[change.id] = dump(change.record)
+            self._raw[change.table] = dump(entries)
 
     def _change_instance(self, change: Change) -> None:
         listed: dict[str, object] = {instance_id: instance_id for instance_id in self._listed([])}
@@ -97,14 +97,14 @@ class RegistryFile:
             self._raw.pop(change.id, None)
         else:
             listed[change.id] = change.id
-            self._raw[change.id] = _dump({change.id: _dump(change.record)})
-        self._raw["instance"] = _dump(listed)
+            self._raw[change.id] = dump({change.id: dump(change.record)})
+        self._raw["instance"] = dump(listed)
 
     def _writable(self, table: Table) -> dict[str, object]:
         """The entries of a table; the text of an unreadable one is put aside under a key of our own before it is replaced."""
         entries = self._table(table)
         if entries is None and table in self._raw:
-            self._raw[f"{DAMAGED_PREFIX}{table}"] = _dump({"text": _dump(self._raw[table])})
+            self._raw[f"{DAMAGED_PREFIX}{table}"] = dump({"text": dump(self._raw[table])})
         return entries or {}
 
     def _listed(self, bad: list[QuarantinedRecord]) -> list[str]:
@@ -115,9 +115,7 @@ class RegistryFile:
         if "instance" not in self._raw:
             return []
         bad.append(QuarantinedRecord("instance", "", "the list of instances cannot be read; it is rebuilt from the records"))
-        return [
-            key for key in self._raw if key not in TABLES and not key.startswith(OWN_PREFIX) and self._record((self._table(key) or {}).get(key)) is not None
-        ]
+        return [key for key in self._raw if key not in TABLES and not key.startswith(OWN_PREFIX) and record_of((self._table(key) or {}).get(key)) is not None]
 
     def _read_table(self, table: Table, bad: list[QuarantinedRecord]) -> dict[str, Record]:
         entries = self._table(table)
@@ -127,7 +125,7 @@ class RegistryFile:
             return {}
         found: dict[str, Record] = {}
         for record_id, text in entries.items():
-            record = self._record(text)
+            record = record_of(text)
             if record is None:
                 bad.append(QuarantinedRecord(table, record_id, "its record cannot be read"))
             else:
@@ -135,19 +133,20 @@ class RegistryFile:
         return found
 
     def _table(self, key: str) -> dict[str, object] | None:
-        return self._record(self._raw.get(key))
-
-    @staticmethod
-    def _record(text: object) -> Record | None:
-        """The JSON object in a string, or None for anything else."""
-        if not isinstance(text, str):
-            return None
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            return None
-        return found if isinstance(found, dict) else None
+        return record_of(self._raw.get(key))
 
 
-def _dump(value: object) -> str:
+def record_of(text: object) -> Record | None:
+    """The JSON object in a string, or None for anything else."""
+    if not isinstance(text, str):
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def dump(value: object) -> str:
+    """The text of a stored record."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

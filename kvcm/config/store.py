@@ -74,6 +74,7 @@ class RegistryStore(Protocol):
 
 def open_store(uri: str) -> RegistryStore:
     """The store behind `kvcm.registry_storage.uri`; call its `open()` before use. Raises Unsupported or InvalidArgument."""
+    from kvcm.common.redis.target import is_redis_uri
     from kvcm.config.store_local import LocalStore
     from kvcm.config.store_memory import MemoryStore
 
@@ -84,7 +85,11 @@ def open_store(uri: str) -> RegistryStore:
         raise InvalidArgument("The registry URI needs a scheme: use local://<path>, or leave it empty to keep the registry in memory.")
     if scheme == "local":
         return LocalStore(rest)
-    if scheme in ("redis", "etcd", "raft"):
+    if is_redis_uri(uri):
+        from kvcm.config.store_redis import RedisStore
+
+        return RedisStore(uri)
+    if scheme in ("etcd", "raft"):
         raise Unsupported(
             f"A registry in {scheme} is not part of this version: replicated registries come with the issue on leadership and durable "
             "metadata. Use local://<path>, or leave the URI empty to keep the registry in memory."

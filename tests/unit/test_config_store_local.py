@@ -17,6 +17,7 @@ from kvcm.config.errors import FencedOut, StoreDamaged
 from kvcm.config.store import Change, RegistrySnapshot, open_store
 from kvcm.config.store_local import LocalStore
 from kvcm.config.store_memory import MemoryStore
+from kvcm.config.store_redis import RedisStore
 
 pytestmark = pytest.mark.unit
 
@@ -313,7 +314,8 @@ def test_the_uri_chooses_the_store(tmp_path: Path) -> None:
     local = open_store(f"local://{tmp_path}/r.json")
     assert isinstance(local, LocalStore)
     asyncio.run(local.close())
-    for uri in ("redis://h:1/?cluster_name=c", "etcd://h"):
+    assert isinstance(open_store("redis://h:1/?cluster_name=c"), RedisStore)
+    for uri in ("raft://h", "etcd://h"):
         with pytest.raises(Unsupported, match="not part of this version"):
             open_store(uri)
     for uri in ("just/a/path", "ftp://x"):

@@ -1,0 +1,240 @@
+"""Writes that an old leader cannot make and that never land late (design D6).
+
+Every store keeps one key of its own, the token `<fence, 20 digits>.<random>`. Each mutation is one Lua script that begins by comparing the token with the
+one its writer set. A writer sets a new token
+
+- when it becomes leader (the fence is higher), before it reads anything: from then on nothing of the old leader lands;
+- for every new connection (the fence is the same, the random part is not): from then on nothing lands that was sent over an earlier connection. So after a
+  time-out or a lost connection, whose outcome is unknown, a read over the next connection tells the truth for good.
+
+The fence is as durable as the Redis that holds it: one that loses data (no persistence, eviction, a fail-over of Sentinel) can lose the fence too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from kvcm.common.errors import OutcomeUnknown, StorageError
+from kvcm.common.redis.connection import ConnectionLost, RedisConnection, connect, error_word, pack, refused
+from kvcm.common.redis.target import RedisTarget
+
+log = logging.getLogger("kvcm.redis")
+
+FENCE_DIGITS = 20
+_ATTEMPTS = 3
+_RETRY_CONNECT_S = 0.1
+# Redis says these before the first write of a script, so nothing was stored.
+_NOTHING_DONE = frozenset({"OOM", "READONLY", "MISCONF", "NOREPLICAS", "LOADING", "MASTERDOWN", "BUSY", "NOAUTH", "UNKILLABLE"})
+
+
+class Superseded(StorageError):
+    """A newer leader has raised the store's fence to `fence`; nothing was written."""
+
+    retryable = False
+
+    def __init__(self, message: str, fence: int) -> None:
+        super().__init__(message)
+        self.fence = fence
+
+
+class Script:
+    """A Lua script, called by its hash. Its first lines must be FENCED for scripts that write: KEYS[1] is the token's key, ARGV[1] the writer's token."""
+
+    __slots__ = ("_head", "load", "sha")
+
+    def __init__(self, text: str) -> None:
+        raw = text.encode()
+        self.sha = hashlib.sha1(raw, usedforsecurity=False).hexdigest().encode()
+        self.load = pack("SCRIPT", "LOAD", raw)
+        self._head = b"$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n" % self.sha
+
+    def call(self, key: bytes, token: bytes, args: bytes, count: int) -> bytes:
+        """`args`: `count` arguments, each packed as `$<length>\\r\\n<bytes>\\r\\n`."""
+        return b"*%d\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (count + 5, self._head, len(key), key, len(token), token, args)
+
+
+FENCED = """
+local token = redis.call('GET', KEYS[1])
+if token ~= ARGV[1] then return token or '' end
+"""
+
+_CLAIM = Script(
+    """
+local token = redis.call('GET', KEYS[1])
+if token and string.sub(token, 1, 20) > string.sub(ARGV[1], 1, 20) then return token end
+redis.call('SET', KEYS[1], ARGV[1])
+return 1
+"""
+)
+
+
+class FencedRedis:
+    """One writer's way to a store in Redis. Calls may overlap: they share one connection and are carried out in order."""
+
+    def __init__(self, target: RedisTarget, fence_key: str, name: str, on_connect: Callable[[], None] | None = None) -> None:
+        """`name`: of the connection, for CLIENT LIST. `on_connect`: told of every new connection."""
+        self.target = target
+        self._key = fence_key.encode()
+        self._name = name
+        self._on_connect = on_connect
+        self._connection: RedisConnection | None = None
+        self._token = b""
+        """Of this connection; empty: not set yet."""
+        self._lock = asyncio.Lock()
+        self._closed = False
+        self._failed_at = -1.0
+        self._failure: StorageError | None = None
+        self.fence = 0
+        """The highest fence that this writer has been given; 0: none yet, it only reads."""
+
+    @property
+    def shown(self) -> str:
+        return self.target.shown
+
+    async def raise_fence(self, fence: int) -> None:
+        """From the return of this on, nothing lands that was sent under a smaller fence or over an earlier connection. Raises Superseded, StorageError."""
+        if fence < self.fence:
+            raise self._superseded(self.fence)
+        self.fence = fence
+        self._token = b""
+        await self.connection()
+
+    async def connection(self) -> RedisConnection:
+        """An open connection on which this writer's token counts. Raises Superseded, StorageError."""
+        connection = self._connection
+        if connection is not None and connection.is_open and (self._token or not self.fence):
+            return connection
+        async with self._lock:
+            connection = self._connection
+            if connection is None or not connection.is_open:
+                connection = await self._connect()
+            if self.fence and not self._token:
+                await self._claim(connection)
+            return connection
+
+    async def reader(self) -> RedisConnection:
+        """A connection over which reads are final: nothing sent earlier lands after them. Also for a writer that has been superseded."""
+        try:
+            return await self.connection()
+        except Superseded:
+            # The newer token refuses whatever of ours may still be under way.
+            assert self._connection is not None
+            return self._connection
+
+    async def run(self, script: Script, args: bytes, count: int, fence: int) -> Any:
+        """Run a fenced script. `args`: its `count` arguments after the token, packed.
+
+        Raises Superseded, StorageError (nothing was written) or OutcomeUnknown (read over `reader` to know).
+        """
+        if fence > self.fence:
+            await self.raise_fence(fence)
+        for _ in range(_ATTEMPTS):
+            if fence < self.fence:
+                raise self._superseded(self.fence)
+            connection = await self.connection()
+            token = self._token
+            try:
+                (reply,) = await connection.send(script.call(self._key, token, args, count), 1, self.target.timeout_s)
+            except ConnectionLost as error:
+                raise OutcomeUnknown(f"Redis at {self.shown} did not confirm a change") from error
+            if not isinstance(reply, bytes):
+                word = error_word(reply)
+                if not word:
+                    return reply
+                if word == "NOSCRIPT":
+                    await self._load(connection, script)
+                    continue
+                if word in _NOTHING_DONE:
+                    raise refused(reply, "a change")
+                log.error("redis_unexpected_error at=%s word=%s: whether the change was made is looked up", self.shown, word)
+                raise OutcomeUnknown(f"Redis at {self.shown} ended a change with an unexpected error") from refused(reply, "a change")
+            self._refused_by(reply, token, fence)
+        raise StorageError(f"Redis at {self.shown} keeps changing hands; repeat the call")
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()
+
+    def _refused_by(self, stored: bytes, token: bytes, fence: int) -> None:
+        """The store's token is not ours: raise if a newer leader set it, else have it set anew."""
+        holder = _fence_of(stored)
+        if holder > fence:
+            raise self._superseded(holder)
+        if token == self._token:
+            if not stored:
+                log.error("redis_fence_lost at=%s: Redis has forgotten who leads, so it has probably lost data; the fence is set again", self.shown)
+            self._token = b""
+
+    async def _connect(self) -> RedisConnection:
+        loop = asyncio.get_running_loop()
+        self._check_open()
+        if self._failure is not None and loop.time() - self._failed_at < _RETRY_CONNECT_S:
+            raise StorageError(self._failure.message)
+        self._token = b""
+        try:
+            self._connection = await connect(self.target, self._name)
+        except StorageError as error:
+            self._failed_at, self._failure = loop.time(), error
+            raise
+        self._check_open()
+        self._failure = None
+        if self._on_connect is not None:
+            self._on_connect()
+        return self._connection
+
+    def _check_open(self) -> None:
+        if not self._closed:
+            return
+        if self._connection is not None:
+            self._connection.close()
+        raise StorageError("the connection to Redis has been closed")
+
+    async def _claim(self, connection: RedisConnection) -> None:
+        fence = self.fence
+        token = b"%0*d.%b" % (FENCE_DIGITS, fence, secrets.token_hex(8).encode())
+        try:
+            for _ in range(2):
+                (reply,) = await connection.send(_CLAIM.call(self._key, token, b"", 0), 1, self.target.timeout_s)
+                if error_word(reply) != "NOSCRIPT":
+                    break
+                await self._load(connection, _CLAIM)
+        except ConnectionLost as error:
+            raise StorageError(f"Redis at {self.shown} did not answer in time") from error
+        if isinstance(reply, bytes):
+            raise self._superseded(_fence_of(reply))
+        if error_word(reply):
+            raise refused(reply, "the fence")
+        if self.fence == fence:
+            self._token = token
+
+    async def _load(self, connection: RedisConnection, script: Script) -> None:
+        try:
+            (reply,) = await connection.send(script.load, 1, self.target.timeout_s)
+        except ConnectionLost as error:
+            raise StorageError(f"Redis at {self.shown} did not answer in time") from error
+        if reply != script.sha:
+            raise refused(reply, "a script")
+
+    def _superseded(self, fence: int) -> Superseded:
+        return Superseded(f"a newer leader has taken over the store in Redis at {self.shown}; this process may not write any more", fence)
+
+
+def fence_of(token: bytes | None) -> int:
+    """The fence that a stored token names; 0 for none."""
+    return _fence_of(token or b"")
+
+
+def _fence_of(token: bytes) -> int:
+    digits = token[:FENCE_DIGITS]
+    return int(digits) if digits.isdigit() else 0
+
+
+def arg(raw: bytes) -> bytes:
+    """One packed argument."""
+    return b"$%d\r\n%b\r\n" % (len(raw), raw)
