@@ -11,6 +11,7 @@ from kvcm.cli.output import print_json, print_table, print_yaml
 
 if TYPE_CHECKING:
     from kvcm.client.admin_client import AdminClient
+    from kvcm.client.admin_types import NodeEndpoint
 
 Json = dict[str, Any]
 
@@ -116,32 +117,51 @@ def _instance_table(found: list[Json]) -> None:
 
 async def _cluster(admin: AdminClient) -> Json:
     info, health = await admin.cluster_info(), await admin.check_health()
-    leader: Json | None = None
-    if info.leader is not None:
-        leader = {
-            "nodeId": info.leader.node_id,
-            "host": info.leader.host,
-            "metaRpcPort": info.leader.meta_rpc_port,
-            "metaHttpPort": info.leader.meta_http_port,
-            "adminRpcPort": info.leader.admin_rpc_port,
-            "adminHttpPort": info.leader.admin_http_port,
-            "customInfo": info.leader.custom_info,
-        }
     return {
         "nodeId": info.self_node_id,
         "healthy": health.healthy,
         "isLeader": health.leader,
         "leaderNodeId": info.leader_node_id,
-        "leader": leader,
+        "leaderEpoch": info.leader_epoch,
+        "leader": _endpoint(info.leader) if info.leader is not None else None,
+        "nodes": [_endpoint(node.endpoint) | {"role": node.role.value, "epoch": node.epoch} for node in info.nodes],
+    }
+
+
+def _endpoint(node: NodeEndpoint) -> Json:
+    return {
+        "nodeId": node.node_id,
+        "host": node.host,
+        "metaRpcPort": node.meta_rpc_port,
+        "metaHttpPort": node.meta_http_port,
+        "adminRpcPort": node.admin_rpc_port,
+        "adminHttpPort": node.admin_http_port,
+        "customInfo": node.custom_info,
     }
 
 
 def _cluster_table(found: Json) -> None:
-    leader = found["leader"] or {}
+    """Every node; how healthy it is says only the one that was asked. A manager of another make tells of itself and the leader alone."""
+    asked, leader = found["nodeId"], found["leader"]
+    nodes: list[Json] = found["nodes"]
+    if not nodes:
+        nodes = [leader | {"role": "leader", "epoch": found["leaderEpoch"]}] if leader else []
+    if all(node["nodeId"] != asked for node in nodes):
+        nodes = [{"nodeId": asked, "role": "leader" if found["isLeader"] else "unknown"}, *nodes]
     ports = [("META-RPC", "metaRpcPort"), ("META-HTTP", "metaHttpPort"), ("ADMIN-RPC", "adminRpcPort"), ("ADMIN-HTTP", "adminHttpPort")]
     print_table(
-        ("NODE", "HEALTHY", "LEADER", "LEADER-HOST", *(name for name, _ in ports)),
-        [(found["nodeId"], found["healthy"], found["leaderNodeId"], leader.get("host"), *(leader.get(key) for _, key in ports))],
+        ("NODE", "ROLE", "EPOCH", "HEALTHY", "HOST", *(name for name, _ in ports)),
+        [
+            (
+                node["nodeId"],
+                node["role"],
+                node.get("epoch"),
+                found["healthy"] if node["nodeId"] == asked else None,
+                node.get("host"),
+                *(node.get(key) for _, key in ports),
+            )
+            for node in nodes
+        ],
     )
 
 

@@ -12,8 +12,10 @@ from kvcm.client.admin_types import (
     Health,
     MetricSample,
     MetricsReport,
-    NodeEndpoint,
+    NodeRole,
+    NodeState,
     QuarantinedCopy,
+    endpoint_from_proto,
     quarantined_from_proto,
     sample_from_proto,
 )
@@ -31,12 +33,9 @@ class NodeCalls:
     async def cluster_info(self) -> ClusterInfo:
         """The node that answers and the one that leads; any node may be asked."""
         reply = await self._rpc.read("GetManagerClusterInfo", pb.GetManagerClusterInfoRequest(trace_id=self._trace))
-        found = reply.leader_endpoint if reply.HasField("leader_endpoint") else None
-        leader = None
-        if found is not None:
-            ports = (found.meta_rpc_port, found.meta_http_port, found.admin_rpc_port, found.admin_http_port)
-            leader = NodeEndpoint(found.node_id, found.host, *ports, found.custom_info)
-        return ClusterInfo(reply.self_node_id, reply.leader_node_id, reply.self_leader_expiration_time, leader, reply.leader_epoch)
+        leader = endpoint_from_proto(reply.leader_endpoint) if reply.HasField("leader_endpoint") else None
+        nodes = tuple(NodeState(endpoint_from_proto(node.endpoint), NodeRole.of(node.role), node.epoch) for node in reply.nodes)
+        return ClusterInfo(reply.self_node_id, reply.leader_node_id, reply.self_leader_expiration_time, leader, reply.leader_epoch, nodes)
 
     async def check_health(self) -> Health:
         reply = await self._rpc.read("CheckHealth", pb.CheckHealthRequest(trace_id=self._trace))

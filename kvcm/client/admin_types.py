@@ -75,15 +75,50 @@ class NodeEndpoint:
     custom_info: str
 
 
+class NodeRole(Enum):
+    """`PROMOTING`: it has won and is getting ready. `UNKNOWN`: it says nothing, or what it last said was overtaken."""
+
+    UNKNOWN = "unknown"
+    FOLLOWER = "follower"
+    PROMOTING = "promoting"
+    LEADER = "leader"
+    DEMOTING = "demoting"
+
+    @classmethod
+    def of(cls, number: int) -> NodeRole:
+        return _NODE_ROLES.get(number, cls.UNKNOWN)
+
+
+_NODE_ROLES: dict[int, NodeRole] = {
+    pb.NODE_ROLE_FOLLOWER: NodeRole.FOLLOWER,
+    pb.NODE_ROLE_PROMOTING: NodeRole.PROMOTING,
+    pb.NODE_ROLE_LEADER: NodeRole.LEADER,
+    pb.NODE_ROLE_DEMOTING: NodeRole.DEMOTING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """A node as it described itself a moment ago. `epoch`: of the leadership it has or had last, 0 for none since it started."""
+
+    endpoint: NodeEndpoint
+    role: NodeRole
+    epoch: int
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """`leader_expiration_us`: Unix time at which the asked node's leadership ends unless renewed, -1 when it does not lead. `leader_epoch`: 0 unknown."""
+    """`leader_expiration_us`: Unix time at which the asked node's leadership ends unless renewed, -1 when it does not lead. `leader_epoch`: 0 unknown.
+
+    `nodes`: every node of the service that described itself within the last minute; empty from a manager of another make.
+    """
 
     self_node_id: str
     leader_node_id: str
     leader_expiration_us: int
     leader: NodeEndpoint | None
     leader_epoch: int = 0
+    nodes: tuple[NodeState, ...] = ()
 
 
 class AccountRole(Enum):
@@ -134,6 +169,11 @@ class QuarantinedCopy:
     created_us: int
     updated_us: int
     last_error: str
+
+
+def endpoint_from_proto(message: Any) -> NodeEndpoint:
+    ports = (message.meta_rpc_port, message.meta_http_port, message.admin_rpc_port, message.admin_http_port)
+    return NodeEndpoint(message.node_id, message.host, *ports, message.custom_info)
 
 
 def sample_from_proto(message: Any) -> MetricSample:

@@ -58,6 +58,8 @@ class Settings:
     service_auth: str = field(default="", metadata=_key("kvcm.service.auth"))
     service_bind_host: str = field(default="", metadata=_key("kvcm.service.bind_host"))
     service_probe_port: int = field(default=0, metadata=_key("kvcm.service.probe_port"))
+    # Our own: the leader's pod bears the label that the leader Service selects.
+    kubernetes_label_pod: bool = field(default=False, metadata=_key("kvcm.kubernetes.label_pod"))
     service_credentials_reload_ms: int = field(default=5_000, metadata=_key("kvcm.service.credentials_reload_ms"))
     tls_cert_file: str = field(default="", metadata=_key("kvcm.tls.cert_file"))
     tls_key_file: str = field(default="", metadata=_key("kvcm.tls.key_file"))

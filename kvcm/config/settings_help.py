@@ -33,6 +33,7 @@ MEANINGS: Final[dict[str, str]] = {
     "kvcm.service.auth": "Empty, or accounts: accounts with roles, besides tokens.",
     "kvcm.service.bind_host": "Address that every port is opened on; empty is all IPv4 interfaces.",
     "kvcm.service.probe_port": "Port with /healthz and /readyz in plain text and nothing else; 0 is off.",
+    "kvcm.kubernetes.label_pod": "In a pod: label it kvcm.io/role=leader while this node leads. Needs POD_NAME, POD_NAMESPACE and the right to patch pods.",
     "kvcm.service.credentials_reload_ms": "How soon changed tokens and certificates are noticed, in milliseconds.",
     "kvcm.tls.cert_file": "PEM file with the certificate and the intermediate ones; turns TLS on.",
     "kvcm.tls.key_file": "PEM file with its key, without a password.",

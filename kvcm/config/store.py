@@ -63,6 +63,10 @@ class RegistryStore(Protocol):
 
     async def load(self) -> RegistrySnapshot: ...
 
+    async def probe(self) -> None:
+        """Can it be read now? Cheap: asked every few seconds by nodes that do not lead; reads no more than a little. Raises StorageError."""
+        ...
+
     async def apply(self, changes: Sequence[Change], fence: int) -> None:
         """Raises FencedOut, StorageError (nothing written) or OutcomeUnknown (read before repeating)."""
         ...

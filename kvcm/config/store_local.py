@@ -52,6 +52,9 @@ class LocalStore:
     async def load(self) -> RegistrySnapshot:
         return await self._call(lambda _: self._read().snapshot(), unknown_on_timeout=False)
 
+    async def probe(self) -> None:
+        await self._call(lambda _: self._touch(), unknown_on_timeout=False)
+
     async def apply(self, changes: Sequence[Change], fence: int) -> None:
         todo = tuple(changes)
         await self._call(lambda given_up: self._write(todo, fence, given_up), unknown_on_timeout=True)
@@ -100,6 +103,14 @@ class LocalStore:
         if not os.access(folder, os.W_OK):
             raise StorageError("The folder of the registry file is not writable.")
         self._read().snapshot()
+
+    def _touch(self) -> None:
+        try:
+            with open(self._path, "rb") as file:
+                file.read(1)
+        except FileNotFoundError:
+            # Nothing was written yet; but a folder that has gone is a mount that has.
+            os.stat(os.path.dirname(self._path))
 
     def _read(self) -> RegistryFile:
         try:

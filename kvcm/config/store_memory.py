@@ -26,6 +26,9 @@ class MemoryStore:
     async def load(self) -> RegistrySnapshot:
         return RegistrySnapshot(tables=copy.deepcopy(self._tables), fence=self._fence)
 
+    async def probe(self) -> None:
+        return
+
     async def apply(self, changes: Sequence[Change], fence: int) -> None:
         copies: list[Record | None] = []
         for number, change in enumerate(changes):

@@ -42,6 +42,9 @@ class FaultyStore:
             raise StorageError("The store did not answer.")
         return await self.inner.load()
 
+    async def probe(self) -> None:
+        await self.inner.probe()
+
     async def apply(self, changes: Sequence[Change], fence: int) -> None:
         fault = self.faults.pop(0) if self.faults else None
         if fault is Fault.FAIL:

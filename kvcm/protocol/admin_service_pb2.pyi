@@ -106,6 +106,14 @@ class RootState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROOT_STATE_UNKNOWN: _ClassVar[RootState]
     ROOT_STATE_VERIFIED: _ClassVar[RootState]
     ROOT_STATE_LOST: _ClassVar[RootState]
+
+class NodeRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NODE_ROLE_UNKNOWN: _ClassVar[NodeRole]
+    NODE_ROLE_FOLLOWER: _ClassVar[NodeRole]
+    NODE_ROLE_PROMOTING: _ClassVar[NodeRole]
+    NODE_ROLE_LEADER: _ClassVar[NodeRole]
+    NODE_ROLE_DEMOTING: _ClassVar[NodeRole]
 UNSPECIFIED: ErrorCode
 OK: ErrorCode
 UNSUPPORTED: ErrorCode
@@ -168,6 +176,11 @@ MIGRATION_METHOD_BOTH: MigrationMethod
 ROOT_STATE_UNKNOWN: RootState
 ROOT_STATE_VERIFIED: RootState
 ROOT_STATE_LOST: RootState
+NODE_ROLE_UNKNOWN: NodeRole
+NODE_ROLE_FOLLOWER: NodeRole
+NODE_ROLE_PROMOTING: NodeRole
+NODE_ROLE_LEADER: NodeRole
+NODE_ROLE_DEMOTING: NodeRole
 
 class Status(_message.Message):
     __slots__ = ("code", "message")
@@ -1012,7 +1025,7 @@ class NodeEndpoint(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., host: _Optional[str] = ..., meta_rpc_port: _Optional[int] = ..., meta_http_port: _Optional[int] = ..., admin_rpc_port: _Optional[int] = ..., admin_http_port: _Optional[int] = ..., custom_info: _Optional[str] = ...) -> None: ...
 
 class GetManagerClusterInfoResponse(_message.Message):
-    __slots__ = ("header", "info_updated_time", "self_leader_expiration_time", "self_node_id", "leader_node_id", "leader_endpoint", "leader_epoch")
+    __slots__ = ("header", "info_updated_time", "self_leader_expiration_time", "self_node_id", "leader_node_id", "leader_endpoint", "leader_epoch", "nodes")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     INFO_UPDATED_TIME_FIELD_NUMBER: _ClassVar[int]
     SELF_LEADER_EXPIRATION_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -1020,6 +1033,7 @@ class GetManagerClusterInfoResponse(_message.Message):
     LEADER_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     LEADER_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
     header: CommonResponseHeader
     info_updated_time: int
     self_leader_expiration_time: int
@@ -1027,7 +1041,18 @@ class GetManagerClusterInfoResponse(_message.Message):
     leader_node_id: str
     leader_endpoint: NodeEndpoint
     leader_epoch: int
-    def __init__(self, header: _Optional[_Union[CommonResponseHeader, _Mapping]] = ..., info_updated_time: _Optional[int] = ..., self_leader_expiration_time: _Optional[int] = ..., self_node_id: _Optional[str] = ..., leader_node_id: _Optional[str] = ..., leader_endpoint: _Optional[_Union[NodeEndpoint, _Mapping]] = ..., leader_epoch: _Optional[int] = ...) -> None: ...
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeState]
+    def __init__(self, header: _Optional[_Union[CommonResponseHeader, _Mapping]] = ..., info_updated_time: _Optional[int] = ..., self_leader_expiration_time: _Optional[int] = ..., self_node_id: _Optional[str] = ..., leader_node_id: _Optional[str] = ..., leader_endpoint: _Optional[_Union[NodeEndpoint, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ...) -> None: ...
+
+class NodeState(_message.Message):
+    __slots__ = ("endpoint", "role", "epoch")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    endpoint: NodeEndpoint
+    role: NodeRole
+    epoch: int
+    def __init__(self, endpoint: _Optional[_Union[NodeEndpoint, _Mapping]] = ..., role: _Optional[_Union[NodeRole, str]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class LeaderDemoteRequest(_message.Message):
     __slots__ = ("trace_id",)

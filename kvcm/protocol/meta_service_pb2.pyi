@@ -721,16 +721,18 @@ class MetaNodeEndpoint(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., host: _Optional[str] = ..., meta_rpc_port: _Optional[int] = ..., meta_http_port: _Optional[int] = ..., custom_info: _Optional[str] = ...) -> None: ...
 
 class GetClusterInfoResponse(_message.Message):
-    __slots__ = ("header", "self_node_id", "leader_node_id", "leader_endpoint")
+    __slots__ = ("header", "self_node_id", "leader_node_id", "leader_endpoint", "leader_epoch")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     SELF_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     LEADER_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     LEADER_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     header: CommonResponseHeader
     self_node_id: str
     leader_node_id: str
     leader_endpoint: MetaNodeEndpoint
-    def __init__(self, header: _Optional[_Union[CommonResponseHeader, _Mapping]] = ..., self_node_id: _Optional[str] = ..., leader_node_id: _Optional[str] = ..., leader_endpoint: _Optional[_Union[MetaNodeEndpoint, _Mapping]] = ...) -> None: ...
+    leader_epoch: int
+    def __init__(self, header: _Optional[_Union[CommonResponseHeader, _Mapping]] = ..., self_node_id: _Optional[str] = ..., leader_node_id: _Optional[str] = ..., leader_endpoint: _Optional[_Union[MetaNodeEndpoint, _Mapping]] = ..., leader_epoch: _Optional[int] = ...) -> None: ...
 
 class NodeRegisterEventParams(_message.Message):
     __slots__ = ("mediums",)

@@ -7,12 +7,19 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvcm.common.errors import InvalidArgument, NotLeader
+from kvcm.coordination.elector import Role
 from kvcm.protocol import admin_service_pb2 as admin
 from kvcm.service.admin_replies import done, finish, required
-from kvcm.service.cluster import ClusterView
+from kvcm.service.cluster import ClusterView, Endpoint
 from kvcm.service.rpc import Call, Reply, Rpc
 
 _LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
+_ROLES: dict[Role | None, admin.NodeRole] = {
+    Role.FOLLOWER: admin.NODE_ROLE_FOLLOWER,
+    Role.PROMOTING: admin.NODE_ROLE_PROMOTING,
+    Role.LEADER: admin.NODE_ROLE_LEADER,
+    Role.DEMOTING: admin.NODE_ROLE_DEMOTING,
+}
 _log = logging.getLogger("kvcm.service.admin")
 
 
@@ -65,10 +72,11 @@ class _Node:
             leader_node_id=known.leader_node_id,
             leader_epoch=known.leader_epoch,
         )
-        endpoint = known.leader_endpoint
-        if endpoint.node_id:
-            for field in admin.NodeEndpoint.DESCRIPTOR.fields_by_name:
-                setattr(response.leader_endpoint, field, getattr(endpoint, field))
+        if known.leader_endpoint.node_id:
+            _fill(response.leader_endpoint, known.leader_endpoint)
+        for node in await self._cluster.nodes():
+            state = response.nodes.add(role=_ROLES.get(node.role, admin.NODE_ROLE_UNKNOWN), epoch=node.epoch)
+            _fill(state.endpoint, node.endpoint)
         return finish(response, call)
 
     async def demote(self, request: admin.LeaderDemoteRequest, call: Call) -> Reply:
@@ -94,3 +102,8 @@ class _Node:
         # At the level it just got, so that the log tells from where on it is complete.
         _log.log(level, "log_level_changed level=%s request_id=%s", logging.getLevelName(level).lower(), call.request_id)
         return done(call)
+
+
+def _fill(message: admin.NodeEndpoint, endpoint: Endpoint) -> None:
+    for field in admin.NodeEndpoint.DESCRIPTOR.fields_by_name:
+        setattr(message, field, getattr(endpoint, field))

@@ -1,12 +1,15 @@
 """What this node knows about who leads (wire contract 4.16, 5.7): read by GetClusterInfo, GetManagerClusterInfo and CheckHealth.
 
-`server.py` updates the view when it learns something; services only take snapshots. A snapshot never leaves the process.
+`server.py` updates the view when it learns something; services only take snapshots. A snapshot never leaves the process; the list of nodes may ask the
+coordinator.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from kvcm.coordination.elector import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +26,21 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node as it described itself. `role` None: not known. `epoch`: of the leadership it has or had last, 0 for none."""
+
+    endpoint: Endpoint
+    role: Role | None = None
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
     """`leader_node_id` is empty, `leader_endpoint` blank and `leader_epoch` 0 while no leader is known.
 
     `self_leader_expiration_us`: wall clock, -1 when this node does not lead. `elector_last_loop_ms`: wall clock of the elector's last turn.
-    `is_leader`: this node may answer leader-only requests. `is_health`: the elector runs, and a leader is also recovered.
+    `is_leader`: this node may answer leader-only requests. `is_health`: the elector runs, a leader is known, and if it is
+    this node it is also recovered.
     """
 
     self_node_id: str
@@ -42,3 +55,7 @@ class ClusterSnapshot:
 
 class ClusterView(Protocol):
     def snapshot(self) -> ClusterSnapshot: ...
+
+    async def nodes(self) -> tuple[NodeView, ...]:
+        """This node and every other that described itself lately, sorted by node id. Bounded in time; never raises."""
+        ...

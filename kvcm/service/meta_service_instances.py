@@ -47,7 +47,7 @@ class MetaInstances:
 
     async def get_cluster_info(self, request: meta.GetClusterInfoRequest, call: Call) -> Reply:
         known = self._cluster.snapshot()
-        response = meta.GetClusterInfoResponse(self_node_id=known.self_node_id, leader_node_id=known.leader_node_id)
+        response = meta.GetClusterInfoResponse(self_node_id=known.self_node_id, leader_node_id=known.leader_node_id, leader_epoch=known.leader_epoch)
         endpoint = known.leader_endpoint
         if endpoint.node_id:
             response.leader_endpoint.node_id = endpoint.node_id

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from contextlib import AsyncExitStack
 from functools import partial
 from random import Random
@@ -48,6 +49,9 @@ from kvcm.service.live_cluster import LiveCluster
 from kvcm.service.logging_setup import set_log_level
 from kvcm.service.meta_service import build_meta_service
 from kvcm.service.observation import Observation
+from kvcm.service.pod_api import InClusterPods, PodIdentity
+from kvcm.service.pod_label import PodLabel
+from kvcm.service.readiness import Readiness
 from kvcm.service.rpc import Dispatcher
 from kvcm.service.security import Security, open_security
 from kvcm.service.state_metrics import ManagerSource, NodeSource, RegistrySource, lost_log_lines
@@ -162,7 +166,7 @@ class ManagerServer:
         runner = LeaderRunner(coordinator, clock, elector, lifecycle.promote, lifecycle.demote)
         gate = LeaderGate(term)
         gate.follow(runner)
-        cluster = LiveCluster(own, runner, gate, coordinator, clock, settings.leader_elector_loop_interval_ms)
+        cluster = LiveCluster(own, runner, gate, coordinator, clock, settings.leader_elector_loop_interval_ms, settings.leader_elector_lease_ms)
 
         # Metrics and services.
         node = NodeSource(cluster, in_flight, runner, clock, lost_log_lines)
@@ -175,21 +179,31 @@ class ManagerServer:
         set_level = set_log_level if self._own_process else _set_own_log_level
         admin = build_admin_service(manager, registry, storages, cluster, runner, observation.metrics, set_level)
         debug = build_debug_service(dispatcher) if settings.service_enable_debug_service else None
+        readiness = Readiness(cluster, store)
+        label = None
+        if settings.kubernetes_label_pod:
+            identity = PodIdentity.of(os.environ)
+            label = PodLabel(InClusterPods(identity), identity.name, lambda: runner.epoch if gate.may_serve() else 0, clock, settings.leader_elector_lease_ms)
         extra = admin_routes([admin], dispatcher, observation.metrics if settings.metrics_enable_prometheus else None)
 
         # From here on things move.
         observation.start()
         stack.push_async_callback(observation.stop)
         stack.push_async_callback(cluster.stop)
+        stack.push_async_callback(readiness.stop)
+        if label is not None:
+            stack.push_async_callback(label.stop)
         stack.push_async_callback(listeners.stop, DRAIN_S)
         stack.push_async_callback(runner.stop)
         stack.callback(listeners.close_health)
-        cluster.publish(
-            await listeners.start(meta, admin, debug, extra, dispatcher, in_flight, gate.may_serve, lambda: cluster.snapshot().is_health, own, DRAIN_S)
-        )
+        stack.callback(readiness.close)
+        cluster.publish(await listeners.start(meta, admin, debug, extra, dispatcher, in_flight, gate.may_serve, readiness.ready, own, DRAIN_S))
         self._cluster = cluster
         await runner.start()
         cluster.start()
+        readiness.start()
+        if label is not None:
+            label.start()
         _log.info("listening node_id=%s meta_rpc=%d admin_http=%d", own.node_id, cluster.own.meta_rpc_port, cluster.own.admin_http_port)
         return cluster.own
 

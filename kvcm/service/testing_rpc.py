@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from kvcm.coordination.elector import Role
 from kvcm.manager.testing import SIZE, ManagerWorld
 from kvcm.metrics.families import AnyFamily
 from kvcm.protocol.location_encoder import ProtoLocationEncoder
 from kvcm.service.admin_service import build_admin_service
-from kvcm.service.cluster import ClusterSnapshot, Endpoint
+from kvcm.service.cluster import ClusterSnapshot, Endpoint, NodeView
 from kvcm.service.meta_service import build_meta_service
 from kvcm.service.rpc import Call, Dispatcher
 
@@ -55,6 +56,9 @@ class Observed:
 class OneNode:
     def snapshot(self) -> ClusterSnapshot:
         return ClusterSnapshot("node", "node", Endpoint("node", "host", 1, 2, 3, 4), is_leader=True, is_health=True)
+
+    async def nodes(self) -> tuple[NodeView, ...]:
+        return (NodeView(self.snapshot().leader_endpoint, Role.LEADER, 1),)
 
 
 class Letter:

@@ -19,7 +19,7 @@ from kvcm.manager.token_keys import SLICE_TOKENS, token_keys, token_keys_in_slic
 from kvcm.meta.location import Status
 from kvcm.protocol import meta_service_pb2 as meta
 from kvcm.protocol.location_encoder import ProtoLocationEncoder
-from kvcm.service.cluster import ClusterSnapshot
+from kvcm.service.cluster import ClusterSnapshot, NodeView
 from kvcm.service.meta_service import build_meta_service
 from kvcm.service.rpc import Call
 
@@ -33,6 +33,9 @@ KEYS = list(range(5000))
 class OneNode:
     def snapshot(self) -> ClusterSnapshot:
         return ClusterSnapshot("node")
+
+    async def nodes(self) -> tuple[NodeView, ...]:
+        return ()
 
 
 async def turns_during(work: Awaitable[Any]) -> int:

@@ -179,7 +179,7 @@ def test_get_prints_tables_json_and_yaml(manager: Manager, capsys: pytest.Captur
     assert table[1].split() == ["i1", "demo", "m?", "fp8", "16", "tp0,tp1", "1536"]
     assert json.loads(get("instances", "-o", "json"))[0]["specs"] == [{"name": "tp0", "size": 1024}, {"name": "tp1", "size": 512}]
     assert json.loads(get("cluster", "-o", "json"))["leader"] is None
-    assert get("cluster").splitlines()[1].split() == ["node-1", "true", "node-1", "-", "-", "-", "-", "-"]
+    assert get("cluster").splitlines()[1].split() == ["node-1", "leader", "-", "true", "-", "-", "-", "-", "-"]
 
 
 def test_an_unexpected_fault_is_a_sentence_too(manager: Manager, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,8 @@ from kvcm.service.cluster import Endpoint
 from kvcm.service.host import advertised_host, node_id
 from kvcm.service.in_flight import InFlight
 from kvcm.service.lifecycle import LeaderGate, Lifecycle, Term
-from kvcm.service.live_cluster import LiveCluster, parse_endpoint
+from kvcm.service.live_cluster import LiveCluster
+from kvcm.service.node_info import parse_endpoint
 
 pytestmark = pytest.mark.unit
 

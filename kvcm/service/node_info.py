@@ -1,0 +1,54 @@
+"""What a node publishes about itself through the coordinator: the JSON of wire contract 5.7, and in it our own `role` and `epoch`.
+
+Another make of manager publishes it without these two, and whatever stands there was written by somebody else: everything is read with care.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from kvcm.coordination.elector import Role
+from kvcm.service.cluster import Endpoint, NodeView
+
+_MAX_CHARS = 64 << 10
+_ROLES = {role.value: role for role in Role}
+
+
+def node_text(own: Endpoint, role: Role, epoch: int) -> str:
+    return json.dumps(asdict(own) | {"role": role.value, "epoch": epoch})
+
+
+def parse_endpoint(info: str | None) -> Endpoint:
+    """A node's published address; a blank one when it is missing or cannot be read."""
+    node = parse_node(info)
+    return node.endpoint if node is not None else Endpoint()
+
+
+def parse_node(info: str | None) -> NodeView | None:
+    """None for a text that is not what a node publishes."""
+    if not info or len(info) > _MAX_CHARS:
+        return None
+    try:
+        found = json.loads(info)
+        endpoint = Endpoint(
+            node_id=str(found.get("node_id", "")),
+            host=str(found.get("host", "")),
+            meta_rpc_port=_port(found, "meta_rpc_port"),
+            meta_http_port=_port(found, "meta_http_port"),
+            admin_rpc_port=_port(found, "admin_rpc_port"),
+            admin_http_port=_port(found, "admin_http_port"),
+            custom_info=str(found.get("custom_info", "")),
+        )
+        epoch = int(found.get("epoch", 0))
+        return NodeView(endpoint, _ROLES.get(str(found.get("role", ""))), epoch if 0 <= epoch < 1 << 63 else 0)
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
+        return None
+
+
+def _port(found: Any, name: str) -> int:
+    port = int(found.get(name, 0))
+    if not 0 <= port < 65_536:
+        raise ValueError(name)
+    return port

@@ -1,0 +1,196 @@
+"""When a node is ready, and what it says about the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kvcm.common.clock import FakeClock
+from kvcm.common.errors import StorageError
+from kvcm.config.store import Change, RegistrySnapshot
+from kvcm.config.store_local import LocalStore
+from kvcm.config.store_memory import MemoryStore
+from kvcm.coordination.elector import ElectorSettings, Role
+from kvcm.coordination.memory import MemoryCoordinator
+from kvcm.coordination.port import Leader, NodeInfo
+from kvcm.coordination.runner import LeaderRunner
+from kvcm.service.cluster import ClusterSnapshot, Endpoint, NodeView
+from kvcm.service.lifecycle import LeaderGate, Term
+from kvcm.service.live_cluster import LiveCluster
+from kvcm.service.node_info import node_text, parse_node
+from kvcm.service.readiness import Readiness
+
+pytestmark = pytest.mark.unit
+
+
+class View:
+    def __init__(self) -> None:
+        self.known = ClusterSnapshot("a")
+
+    def snapshot(self) -> ClusterSnapshot:
+        return self.known
+
+    async def nodes(self) -> tuple[NodeView, ...]:
+        return ()
+
+
+class Store:
+    def __init__(self) -> None:
+        self.broken = True
+
+    async def open(self) -> None: ...
+
+    async def load(self) -> RegistrySnapshot:
+        return RegistrySnapshot()
+
+    async def probe(self) -> None:
+        if self.broken:
+            raise StorageError("the disk is gone")
+
+    async def apply(self, changes: Sequence[Change], fence: int) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def test_a_follower_is_ready_with_a_known_leader_and_a_registry_and_a_leader_while_it_serves() -> None:
+    async def run() -> None:
+        view, store = View(), Store()
+        readiness = Readiness(view, store)
+        assert readiness.reason() == "no leader is known"
+        view.known = ClusterSnapshot("a", "a", is_leader=False, is_health=False)
+        assert readiness.reason() == "it is taking over"
+        view.known = ClusterSnapshot("a", "b", is_health=False)
+        assert readiness.reason() == "the election loop does not run"
+        view.known = ClusterSnapshot("a", "b", is_health=True)
+        assert "not been read yet" in readiness.reason()
+        await readiness.probe()
+        assert readiness.reason() == "the registry cannot be read: the disk is gone"
+        # Sending the callers of a leader that serves away would make an outage of one.
+        view.known = ClusterSnapshot("a", "a", is_leader=True, is_health=True)
+        assert readiness.ready()
+        view.known = ClusterSnapshot("a", "b", is_health=True)
+        store.broken = False
+        await readiness.probe()
+        assert readiness.ready()
+        readiness.close()
+        assert readiness.reason() == "it is stopping"
+        await readiness.stop()
+
+    asyncio.run(run())
+
+
+def test_changes_of_readiness_are_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        readiness = Readiness(View(), Store())
+        with caplog.at_level("INFO"):
+            readiness.start()
+            for _ in range(5):
+                await asyncio.sleep(0)
+        await readiness.stop()
+
+    asyncio.run(run())
+    assert [record.getMessage() for record in caplog.records] == ["not_ready: no leader is known"]
+
+
+def test_stores_tell_whether_they_can_be_read(tmp_path: Path) -> None:
+    async def run() -> None:
+        await MemoryStore().probe()
+        folder = tmp_path / "registry"
+        store = LocalStore(str(folder / "file"))
+        await store.open()
+        await store.probe()
+        (folder / "file").mkdir()
+        with pytest.raises(StorageError):
+            await store.probe()
+        (folder / "file").rmdir()
+        folder.rmdir()
+        with pytest.raises(StorageError):
+            await store.probe()
+        await store.close()
+
+    asyncio.run(run())
+
+
+class Breakable(MemoryCoordinator):
+    broken = False
+
+    async def observe(self) -> Leader | None:
+        if self.broken:
+            raise StorageError("gone")
+        return await super().observe()
+
+    async def list_nodes(self) -> tuple[NodeInfo, ...]:
+        if self.broken:
+            raise StorageError("gone")
+        return await super().list_nodes()
+
+
+def _cluster(clock: FakeClock, coordinator: MemoryCoordinator, name: str, port: int) -> LiveCluster:
+    async def nothing(epoch: int) -> None:
+        return
+
+    runner = LeaderRunner(coordinator, clock, ElectorSettings(name, 10_000, 100), nothing, nothing)
+    return LiveCluster(Endpoint(name, "host", port), runner, LeaderGate(Term()), coordinator, clock, 100, 10_000)
+
+
+def test_every_node_is_listed_and_a_role_that_was_overtaken_is_not_believed() -> None:
+    async def run() -> None:
+        clock = FakeClock()
+        coordinator = Breakable(clock)
+        a, b = _cluster(clock, coordinator, "a", 1), _cluster(clock, coordinator, "b", 2)
+        await a.look()
+        await b.look()
+        await coordinator.put_node_info("c", node_text(Endpoint("c", "host", 3), Role.LEADER, 4))
+        await coordinator.put_node_info("theirs", '{"node_id": "theirs", "host": "h", "meta_rpc_port": 9}')
+        await coordinator.put_node_info("junk", '{"node_id": "junk", "meta_rpc_port": -1}')
+        nodes = await a.nodes()
+        assert [(node.endpoint.node_id, node.role, node.epoch) for node in nodes] == [
+            ("a", Role.FOLLOWER, 0),
+            ("b", Role.FOLLOWER, 0),
+            ("c", Role.LEADER, 4),
+            ("theirs", None, 0),
+        ]
+        # b wins; c has said nothing since.
+        await coordinator.campaign("b", 10_000)
+        await a.look()
+        clock.advance_us(1_000_000)
+        assert [(node.endpoint.node_id, node.role, node.epoch) for node in await a.nodes()][1:3] == [("b", Role.PROMOTING, 1), ("c", None, 4)]
+        # Without the coordinator, the nodes of before; and the leader for no longer than a lease.
+        coordinator.broken = True
+        clock.advance_us(2_000_000)
+        assert len(await a.nodes()) == 4
+        assert a.snapshot().leader_node_id == "b"
+        clock.advance_us(8_000_000)
+        assert a.snapshot().leader_node_id == ""
+        with pytest.raises(StorageError):
+            await a.look()
+        coordinator.broken = False
+        a.start()
+        await a.stop()
+        assert await coordinator.get_node_info("a") is None
+
+    asyncio.run(run())
+
+
+def test_a_node_says_itself_again_in_time_and_when_its_role_changes() -> None:
+    async def run() -> None:
+        clock = FakeClock()
+        coordinator = MemoryCoordinator(clock)
+        a = _cluster(clock, coordinator, "a", 1)
+        for _ in range(20):
+            await a.look()
+            clock.advance_us(11_000_000)
+            assert await coordinator.get_node_info("a") is not None
+
+    asyncio.run(run())
+
+
+def test_what_a_node_publishes_is_read_back() -> None:
+    endpoint = Endpoint("n", "h", 1, 2, 3, 4, "note")
+    for role in Role:
+        assert parse_node(node_text(endpoint, role, 7)) == NodeView(endpoint, role, 7)
+    for text in ("null", "[]", '{"meta_rpc_port": 65536}', '{"epoch": "x"}', '{"epoch": 1e999}'):
+        assert parse_node(text) is None
