@@ -80,6 +80,9 @@ class RedisStore:
     async def close(self) -> None:
         await self._redis.close()
 
+    async def probe(self) -> None:
+        await self._ask(await self._redis.reader(), [pack("GET", self._fence_key)])
+
     async def load(self) -> RegistrySnapshot:
         connection = await self._redis.reader()
         tables: dict[Table, dict[str, Record]] = {table: {} for table in TABLES}
