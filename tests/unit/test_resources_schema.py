@@ -11,6 +11,8 @@ import yaml
 from pydantic import BaseModel
 
 from kvcm.resources import generate
+from kvcm.resources.errors import ResourceError
+from kvcm.resources.parse import parse_resource
 from kvcm.resources.rules import RULES, rules_for
 from kvcm.resources.schema import KINDS, KindInfo, crd, node_at, root_schema, structural
 from kvcm.resources.testing import structural_problems, violations
@@ -129,3 +131,35 @@ def test_the_stand_in_checker_refuses_what_an_api_server_refuses() -> None:
     assert structural_problems({"type": "object", "required": ["a"], "properties": {}})
     with pytest.raises(ValueError, match="does not know"):
         violations({"type": "object", "oneOf": []}, {})
+
+
+@pytest.mark.parametrize("blank", [" ", "\t", "\n", "\v", "\x00", "\x1f", "\x7f", "\x85", "\xa0"], ids=ascii)
+def test_blanks_mean_the_same_in_the_schema_and_in_the_models(blank: str) -> None:
+    """`\\s` would not: it is ASCII in RE2, which an API server uses, and Unicode elsewhere."""
+    for path in (f"/a{blank}b", f"/{blank}b"):
+        document: dict[str, Any] = {
+            "apiVersion": "kvcm.io/v1alpha1",
+            "kind": "Storage",
+            "metadata": {"name": "s"},
+            "spec": {"managerRef": {"name": "m"}, "nfs": {"rootPath": path}},
+        }
+        assert violations(root_schema(BY_KIND["Storage"]), document)
+        with pytest.raises(ResourceError, match="must be an absolute path"):
+            parse_resource(document)
+
+
+@pytest.mark.parametrize(("name", "good"), [("a.b-c.0", True), ("a..b", False), ("a.-b", False), ("a-.b", False), ("a.", False)])
+def test_names_are_as_kubernetes_wants_them(name: str, good: bool) -> None:
+    document = {
+        "apiVersion": "kvcm.io/v1alpha1",
+        "kind": "Storage",
+        "metadata": {"name": name},
+        "spec": {"managerRef": {"name": name}, "nfs": {"rootPath": "/a"}},
+    }
+    assert (not violations(root_schema(BY_KIND["Storage"]), document)) is good
+    if good:
+        assert parse_resource(document).metadata.name == name
+        return
+    with pytest.raises(ResourceError) as caught:
+        parse_resource(document)
+    assert {problem.path for problem in caught.value.problems} == {"metadata.name", "spec.managerRef.name"}
