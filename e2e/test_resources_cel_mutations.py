@@ -63,8 +63,10 @@ _TEXTS = [
     "é" * 253,
 ]
 _NUMBERS = [-1, 0, 1, 2, 65535, 65536, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 1.5]
-_LEAVES = st.sampled_from([*_TEXTS, *_NUMBERS, True, False, None])
-_VALUES = st.one_of(_LEAVES, st.lists(_LEAVES, max_size=3), st.dictionaries(st.sampled_from(["type", "path", "name", "nosuch"]), _LEAVES, max_size=2))
+_LEAVES = st.sampled_from([*_TEXTS, *_NUMBERS, True, False])
+_VALUES = st.one_of(
+    _LEAVES, st.none(), st.lists(_LEAVES, max_size=3), st.dictionaries(st.sampled_from(["type", "path", "name", "nosuch"]), _LEAVES, max_size=2)
+)
 
 
 def _places(node: Any, here: Place = ()) -> list[Place]:
@@ -96,7 +98,9 @@ def damaged(draw: st.DrawFn) -> Json:
         elif what == "replace":
             holder[step] = draw(_VALUES)
         elif what == "add" and isinstance(holder, dict):
-            holder[draw(st.sampled_from(["nosuch", "name", "type", "volume", "path", "value"]))] = draw(_VALUES)
+            holder[draw(st.sampled_from(["nosuch", "name", "type", "volume", "path", "value"]))] = draw(
+                _LEAVES
+            )  # an unknown null is refused, and not read as absent
         else:
             other = draw(st.sampled_from([sample for sample in SAMPLES if sample["kind"] == document["kind"] and sample["spec"]]))["spec"]
             step = draw(st.sampled_from(sorted(other)))
