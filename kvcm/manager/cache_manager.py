@@ -177,6 +177,11 @@ class CacheManager:
         """See EventReports.report. Raises Overloaded, NotReady."""
         return await self._uncut(self._reports.report(shard, storage, host, events))
 
+    @property
+    def cleaned_reports(self) -> int:
+        """Blocks that the clean-up has freed of copies nobody can see."""
+        return self._cleaner.taken
+
     def _delay_us(self, shard: InstanceShard) -> int:
         return self._instances.delay_us(shard)
 

@@ -57,23 +57,32 @@ class Gate:
             self._opened.set()
 
     async def _drain(self, wait_s: float) -> None:
-        try:
-            async with asyncio.timeout(wait_s):
-                while self._running:
-                    self._idle.clear()
-                    await self._idle.wait()
-        except TimeoutError:
-            raise SnapshotInProgress(f"changes of this host did not end within {wait_s:g} s, so its snapshot could not begin; repeat it") from None
+        deadline = asyncio.get_running_loop().time() + wait_s
+        while self._running:
+            self._idle.clear()
+            if not await _set_before(self._idle, deadline):
+                raise SnapshotInProgress(f"changes of this host did not end within {wait_s:g} s, so its snapshot could not begin; repeat it")
 
     async def _wait_open(self, wait_s: float) -> None:
         if self._waiting >= MAX_WAITING:
             raise SnapshotInProgress("a snapshot of this host is being taken in and too many of its changes wait already; repeat the report later")
+        deadline = asyncio.get_running_loop().time() + wait_s
         self._waiting += 1
         try:
-            async with asyncio.timeout(wait_s):
-                while self._closed:
-                    await self._opened.wait()
-        except TimeoutError:
-            raise SnapshotInProgress(f"a snapshot of this host did not end within {wait_s:g} s; repeat the report later") from None
+            while self._closed:
+                if not await _set_before(self._opened, deadline):
+                    raise SnapshotInProgress(f"a snapshot of this host did not end within {wait_s:g} s; repeat the report later")
         finally:
             self._waiting -= 1
+
+
+async def _set_before(event: asyncio.Event, deadline: float) -> bool:
+    """Was the event set before the loop's clock said `deadline`?"""
+    # Not asyncio.timeout: it binds itself to the current task, which callers that start eagerly do not have yet (see common/eager.py).
+    loop = asyncio.get_running_loop()
+    waiting = loop.create_task(event.wait())
+    try:
+        done, _ = await asyncio.wait({waiting}, timeout=max(0.0, deadline - loop.time()))
+    finally:
+        waiting.cancel()
+    return bool(done)

@@ -13,6 +13,7 @@ thousand blocks over many hosts stays small and quick that way.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -187,10 +188,14 @@ async def extend(rows: Sequence[Row], host: str, need: Need, pop: bool) -> tuple
 
 
 async def _extend_hybrid(rows: Sequence[Row], host: str, need: Need, pop: bool) -> tuple[int, int]:
-    own_part = (1 << need.width) - 1
-    gap = next((row for row in rows if row.get(host, 0) & own_part & need.whole != need.whole), {})
+    """Which block a peer has to have depends on where the state lies, so those with most blocks are tried one by one."""
+    having: Counter[str] = Counter()
+    for at, row in enumerate(rows):
+        if at and not at % _WALK_SLICE:
+            await asyncio.sleep(0)
+        having.update(name for name, bits in row.items() if name != host and bits >> need.width)
     best = (0, 0)
-    for peer in sorted(name for name, bits in gap.items() if name != host and bits >> need.width)[:MAX_HYBRID_PEERS]:
+    for peer, _ in sorted(having.items(), key=lambda entry: (-entry[1], entry[0]))[:MAX_HYBRID_PEERS]:
         total, fetched, walked = walk(rows, host, peer, need, pop)
         if (total, -fetched) > (best[1], -best[0]):
             best = (fetched, total)

@@ -30,7 +30,7 @@ TIMINGS = EventReportSpec(
     cleanup_grace_ms=2000,
     liveness_check_interval_ms=200,
     snapshot_min_interval_ms=500,
-    snapshot_delta_drain_timeout_ms=20,
+    snapshot_delta_drain_timeout_ms=60_000,
 )
 _CLEAN_STEPS = 1000
 

@@ -126,6 +126,16 @@ STORAGE_BYTES: Final = _counter("data_storage.write_bytes_dispatched_total", "By
 STORAGE_QPS: Final = _gauge("data_storage.create_keys_qps", "Places handed out in the last full second.", _STORAGE, "1/s")
 STORAGE_TIME: Final = _gauge("data_storage.create_time_us", "Time of the last request for places.", _STORAGE, "us")
 
+_begin("Hosts that report blocks")
+REPORTERS: Final = _gauge("event_reporters.count", "Hosts that report blocks; state is alive, silent or gone.", (*_INSTANCE, "state"))
+REPORTS_CLEANED: Final = _counter("event_reporters.cleaned_counter", "Blocks freed of copies that nobody can see any more.")
+
+
+def reported_number(key: str, samples: Sequence[tuple[Labels, float]]) -> Family:
+    """A number of hosts' heartbeats, under the name that they give it (wire contract 3.7); not on the page, because nobody knows them beforehand."""
+    return Family(f"event_report.{key}", "gauge", "A number of hosts' heartbeats.", ("instance_id", "host"), samples)
+
+
 _begin("Deletion")
 DELETIONS_WAITING: Final = _gauge("schedule_plan_executor.waiting_task_count", "Locations waiting for deletion.")
 DELETIONS_CONDEMNED: Final = _counter("deleter.condemned_counter", "Locations marked for deletion.")

@@ -52,6 +52,7 @@ from kvcm.service.observation import Observation
 from kvcm.service.pod_api import InClusterPods, PodIdentity
 from kvcm.service.pod_label import PodLabel
 from kvcm.service.readiness import Readiness
+from kvcm.service.report_metrics import ReportsSource
 from kvcm.service.rpc import Dispatcher
 from kvcm.service.security import Security, open_security
 from kvcm.service.state_metrics import ManagerSource, NodeSource, RegistrySource, lost_log_lines
@@ -170,7 +171,7 @@ class ManagerServer:
 
         # Metrics and services.
         node = NodeSource(cluster, in_flight, runner, clock, lost_log_lines)
-        observation.add(ManagerSource(manager), RegistrySource(registry, manager, storages), node, security)
+        observation.add(ManagerSource(manager), ReportsSource(manager), RegistrySource(registry, manager, storages), node, security)
         registry.on_change(observation.purger())
         registry.on_change(partial(_step_down_if_fenced_out, runner))
         dispatcher = Dispatcher(clock, gate, observation.metrics.requests)

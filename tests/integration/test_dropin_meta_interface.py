@@ -1,6 +1,6 @@
 """What upstream's own tests assert of the meta service (wire contract 8.3, `meta_interface_cases`), against the drop-in, over HTTP and over gRPC.
 
-Reports of hosts that keep their blocks themselves are not part of this version.
+Reports of hosts that keep their blocks themselves: `test_upstream_report_event`.
 """
 
 from __future__ import annotations
