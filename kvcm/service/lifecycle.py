@@ -63,6 +63,10 @@ class LeaderGate:
         runner = self._runner
         return self._term.open and runner is not None and (runner.leads_at(now_us) if now_us else runner.is_leader())
 
+    def lease_holds(self, now_us: int) -> bool:
+        runner = self._runner
+        return runner is not None and now_us < runner.deadline_us
+
 
 class Lifecycle:
     """`startup`: what is added at the first promotion if it does not exist. `tune_gc`: the process is ours alone, freeze what recovery loaded."""

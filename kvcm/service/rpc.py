@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from google.protobuf.message import Message
@@ -80,6 +80,11 @@ class Rpc:
     handler: Handler
     leader_only: bool = True
     traced: Callable[[Tracer], Handler] | None = None
+    reads_state: bool = field(init=False)
+    """It only tells what the leader knows, so its answer is worth nothing once the lease is over. What a mutation says its store has confirmed."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads_state", self.leader_only and self.name.startswith(("Get", "List", "Gen")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,10 @@ class Service:
 class LeaderCheck(Protocol):
     def may_serve(self, now_us: int) -> bool:
         """Leader with recovery complete and an unexpired lease at `now_us` (monotonic)."""
+        ...
+
+    def lease_holds(self, now_us: int) -> bool:
+        """Has the lease not run out by `now_us`? True also while this node steps down and answers what it has begun."""
         ...
 
 
@@ -150,7 +159,12 @@ class Dispatcher:
             log.exception("unexpected_error api=%s request_id=%s", rpc.name, call.request_id)
             code = int(ErrorCode.INTERNAL_ERROR)
             reply = encode_header(code, "the manager failed to handle this call; its log has the details under this request_id", call.request_id)
-        elapsed_us = self._clock.monotonic_us() - started
+        ended = self._clock.monotonic_us()
+        if rpc.reads_state and not self._leader.lease_holds(ended) and code != ErrorCode.SERVER_NOT_LEADER:
+            # The process was stopped meanwhile, or the handler took that long (design D6).
+            code = int(ErrorCode.SERVER_NOT_LEADER)
+            reply = encode_header(code, "this node has lost its lease while it answered; ask the leader (GetClusterInfo tells who that is)", call.request_id)
+        elapsed_us = ended - started
         self._observer.observe(rpc.name, call, code, elapsed_us)
         if self.taps:
             self._show(rpc, request, call, code, reply, elapsed_us)

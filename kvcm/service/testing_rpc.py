@@ -38,9 +38,13 @@ class Lead:
     """A `LeaderCheck` that the test moves."""
 
     leads: bool = True
+    lease_ends_us: int = 1 << 62
 
     def may_serve(self, now_us: int) -> bool:
         return self.leads
+
+    def lease_holds(self, now_us: int) -> bool:
+        return now_us < self.lease_ends_us
 
 
 class Observed:

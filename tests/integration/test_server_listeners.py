@@ -36,6 +36,9 @@ class Everybody:
     def may_serve(self, now_us: int) -> bool:
         return True
 
+    def lease_holds(self, now_us: int) -> bool:
+        return True
+
     def observe(self, api: str, call: Call, code: int, elapsed_us: int) -> None:
         return
 

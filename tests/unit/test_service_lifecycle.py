@@ -148,8 +148,10 @@ def test_the_cluster_view_follows_role_lease_and_recovery() -> None:
 
         await cluster.look()
         assert parse_endpoint(await coordinator.get_node_info("n1")) == own
+        assert gate.lease_holds(clock.monotonic_us())
         clock.advance_us(20_000_000)  # the lease has run out, whoever has noticed
         assert not gate.may_serve()
+        assert not gate.lease_holds(clock.monotonic_us())
         stale = cluster.snapshot()
         assert (stale.is_leader, stale.self_leader_expiration_us, stale.is_health) == (False, -1, False)
 
