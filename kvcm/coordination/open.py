@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from kvcm.common.clock import Clock
 from kvcm.common.errors import InvalidArgument, Unsupported
+from kvcm.common.redis.target import is_redis_uri
 from kvcm.coordination.file import open_file
 from kvcm.coordination.memory import MemoryCoordinator
 from kvcm.coordination.port import Coordinator
+from kvcm.coordination.redis import open_redis
 
 
 def open_coordinator(uri: str, clock: Clock, epoch_floor: int = 0) -> Coordinator:
@@ -20,7 +22,9 @@ def open_coordinator(uri: str, clock: Clock, epoch_floor: int = 0) -> Coordinato
         return MemoryCoordinator(clock, epoch_floor)
     if separator and scheme == "file":
         return open_file(uri, clock, epoch_floor)
-    if separator and scheme in ("redis", "etcd"):
+    if separator and is_redis_uri(uri):
+        return open_redis(uri, epoch_floor)
+    if separator and scheme == "etcd":
         raise Unsupported(
             f"Coordination through {scheme} is not part of this version: it comes with the issue on leadership among several managers. "
             "Leave the URI empty to run a single manager."

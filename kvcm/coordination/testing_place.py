@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 from enum import Enum
 from typing import Protocol
 
 from kvcm.common.clock import Clock, FakeClock, SystemClock
+from kvcm.common.redis.testing import RedisServer
 from kvcm.coordination.memory import MemoryCoordinator
 from kvcm.coordination.open import open_coordinator
 from kvcm.coordination.port import Coordinator
@@ -178,3 +180,34 @@ class FilePlace(RealTimePlace):
 
     async def resume(self) -> None:
         os.close(self._held)
+
+
+class RedisPlace(RealTimePlace):
+    """A cluster of its own in a real Redis, which may be durable or forget everything when it is killed."""
+
+    abilities = frozenset({Ability.FLOOR, Ability.RESTART, Ability.PAUSE})
+
+    def __init__(self, redis: RedisServer) -> None:
+        super().__init__()
+        self._redis = redis
+        self._cluster = secrets.token_hex(4)
+
+    def client(self, clock: Clock, epoch_floor: int) -> Coordinator:
+        return open_coordinator(f"{self._redis.uri}?cluster_name={self._cluster}", clock, epoch_floor)
+
+    async def start(self) -> None:
+        # A Redis that has only just started, and a cluster that it has not seen yet: nobody is elected before a lease has passed.
+        first = self.open()
+        while (epoch := await first.campaign("first", self.lease_ms)) is None:  # that is what is waited for
+            await self.wait_us(50_000)
+        await first.resign("first", epoch)
+
+    async def restart(self) -> None:
+        self._redis.kill()
+        self._redis.start()
+
+    async def pause(self) -> None:
+        self._redis.pause()
+
+    async def resume(self) -> None:
+        self._redis.resume()

@@ -224,9 +224,9 @@ def test_the_memory_coordinator_excludes_expires_and_counts_upwards() -> None:
 def test_the_uri_chooses_the_coordinator() -> None:
     for uri in ("", "memory://"):
         assert isinstance(open_coordinator(uri, FakeClock()), MemoryCoordinator)
-    for uri in ("redis://h/?cluster_name=c", "etcd://h"):
+    for uri in ("etcd://h",):
         with pytest.raises(Unsupported, match="not part of this version"):
             open_coordinator(uri, FakeClock())
-    for uri in ("nothing", "zookeeper://h", "memory", "file://", "file:///x?y=z"):
+    for uri in ("nothing", "zookeeper://h", "memory", "file://", "file:///x?y=z", "redis://", "redis://h/?colour=red"):
         with pytest.raises(InvalidArgument):
             open_coordinator(uri, FakeClock())
