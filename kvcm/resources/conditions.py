@@ -78,7 +78,10 @@ class Reason(Enum):
     ROLLING_OUT = "RollingOut", "Pods of the manager are being replaced by ones of the new spec."
     NO_LEADER = "NoLeader", "Pods are up and none of them leads yet."
     SCALED_TO_ZERO = "ScaledToZero", "The spec asks for no pods and there are none."
-    CLUSTER_REFUSED = "ClusterRefused", "The API server refused an object that the manager needs; the message says which and why."
+    CLUSTER_REFUSED = (
+        "ClusterRefused",
+        "The API server refused what the operator has to do there, by its rules, a quota or a missing right; the message says what.",
+    )
     SECRET_NOT_FOUND = "SecretNotFound", "A Secret that the spec names does not exist or lacks an entry; it is waited for."
     DELETING = "Deleting", "The object is being deleted and what its deletion policy asks for is not done yet."
     IN_USE = "InUse", "Deleting waits because something still uses it; the message says what."
@@ -90,6 +93,7 @@ class Reason(Enum):
     NAME_CONFLICT = "NameConflict", "An older resource describes the same name on the same manager; this one changes and deletes nothing."
     KIND_CONFLICT = "KindConflict", "The manager has a storage of this name and of another kind; a kind cannot change."
     ADOPTION_REFUSED = "AdoptionRefused", "The manager already has this name with other settings, and the adoption policy is AdoptIfEqual."
+    VOLUME_CONFLICT = "VolumeConflict", "The storage's volume cannot be mounted: an older storage has its path, or no container can have a volume there."
     OBJECT_CONFLICT = "ObjectConflict", "An object that the manager needs exists and belongs to somebody else; the message says which."
 
 

@@ -2,20 +2,23 @@
 
 Dangers of the framework, and what is done about them: a returned value would be stored in the status, so handlers return None; an error that is
 final would count as handled, so every error is temporary; a delete handler that ends releases the finalizer, so it ends only on purpose; the
-first tick of a timer comes at once, so it is delayed.
+first tick of a timer comes at once, so it is delayed; a copy of everything that users wrote would be kept in an annotation, which has a limit that
+users know nothing of, so only a digest is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import kopf
 
 from kvcm.common.errors import KvcmError
+from kvcm_operator.children import digest
 from kvcm_operator.runtime import Runtime
+from kvcm_operator.subject import mapping
 from kvcm_operator.workqueue import back_off
 from kvcm_operator.world import FINALIZER, GROUP, MANAGER, MANAGER_LABEL, STORAGE, Ref
 
@@ -109,13 +112,24 @@ class App:
         return self._drift * (0.1 + 0.9 * self._random.random())
 
 
+class Seen(kopf.AnnotationsDiffBaseStorage):
+    """What the framework knows an object by: enough to tell that something changed, and nobody asks what."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
+        whole = dict(super().build(body=body, extra_fields=extra_fields))
+        metadata = dict(mapping(whole.get("metadata")))
+        # The framework's own notes change while it works; they would look like a user's change.
+        metadata["annotations"] = {name: text for name, text in mapping(metadata.get("annotations")).items() if not name.startswith(f"{ANNOTATIONS}/")}
+        return cast(kopf.BodyEssence, {"spec": {"digest": digest({**whole, "metadata": metadata})}})
+
+
 def configure(settings: kopf.OperatorSettings) -> None:
     """What every process of ours sets, however it was started."""
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.persistence.finalizer = FINALIZER
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=ANNOTATIONS)
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=ANNOTATIONS, key="last-handled")
+    settings.persistence.diffbase_storage = Seen(prefix=ANNOTATIONS, key="last-handled")
     settings.networking.connect_timeout = CONNECT_TIMEOUT_S
     settings.networking.request_timeout = REQUEST_TIMEOUT_S
     settings.watching.connect_timeout = CONNECT_TIMEOUT_S

@@ -77,8 +77,9 @@ def _object(resource: KVCacheManagerResource, version: str, kind: str, name: str
     return {"apiVersion": version, "kind": kind, "metadata": meta, **content}
 
 
-def _owned(body: Json, resource: KVCacheManagerResource, uid: str) -> Json:
-    owner = {
+def owner(resource: KVCacheManagerResource, uid: str) -> Json:
+    """The reference that everything of a manager bears."""
+    return {
         "apiVersion": resource.api_version,
         "kind": resource.kind,
         "name": resource.metadata.name,
@@ -86,6 +87,9 @@ def _owned(body: Json, resource: KVCacheManagerResource, uid: str) -> Json:
         "controller": True,
         "blockOwnerDeletion": True,
     }
-    meta = {**body["metadata"], "ownerReferences": [owner]}
+
+
+def _owned(body: Json, resource: KVCacheManagerResource, uid: str) -> Json:
+    meta = {**body["metadata"], "ownerReferences": [owner(resource, uid)]}
     meta["annotations"] = {DESIRED_HASH: digest({**body, "metadata": meta})}
     return {**body, "metadata": meta}

@@ -13,7 +13,7 @@ from kvcm.common.errors import Conflict, InvalidArgument, KvcmError
 from kvcm_operator.children import DESIRED_HASH
 from kvcm_operator.children_diff import differences, overlay
 from kvcm_operator.subject import mapping
-from kvcm_operator.world import Json, KubeApi, Ref
+from kvcm_operator.world import Json, KubeApi, KubeForbidden, Ref
 
 MAX_ATTEMPTS = 3
 
@@ -27,15 +27,15 @@ class Applied(Enum):
 
 
 class NotOurs(KvcmError):
-    """An object of this name exists and has another controller."""
+    """An object of this name exists and has another controller, or none."""
 
 
 class ChildRefused(KvcmError):
-    """The API server does not take the object."""
+    """The API server does not take the object: its content, or that the operator makes it (a right, a quota, an admission rule)."""
 
 
 class ChildLeaving(KvcmError):
-    """An object of this name is still being deleted."""
+    """An object of this name is still being deleted, or will be."""
 
     retryable = True
 
@@ -54,17 +54,25 @@ def need(desired: Json, actual: Json | None, *, expected: bool) -> Need:
     if actual is None:
         return Need(Applied.CORRECTED if expected else Applied.WRITTEN, desired, create=True)
     meta = mapping(actual.get("metadata"))
-    kind, name = desired["kind"], desired["metadata"]["name"]
-    if meta.get("deletionTimestamp") is not None:
-        raise ChildLeaving(f"the old {kind} {name} is still being deleted")
-    uid = desired["metadata"]["ownerReferences"][0]["uid"]
-    controller = next((owner.get("uid") for owner in meta.get("ownerReferences") or [] if owner.get("controller")), None)
-    if controller != uid:
-        raise NotOurs(f"a {kind} {name} exists and belongs to somebody else; remove it, or give the manager another name")
+    check_owner(desired["kind"], meta, desired["metadata"]["ownerReferences"][0], "give the manager another name")
     if not differences(desired, actual):
         return Need(Applied.UNCHANGED)
     same_wish = mapping(meta.get("annotations")).get(DESIRED_HASH) == desired["metadata"]["annotations"][DESIRED_HASH]
     return Need(Applied.CORRECTED if same_wish else Applied.WRITTEN, overlay(desired, actual))
+
+
+def check_owner(kind: str, meta: Json, owner: Json, otherwise: str) -> None:
+    """Raises NotOurs, ChildLeaving. `owner`: our owner reference; `otherwise`: what a person can do instead of removing the object."""
+    name = meta.get("name")
+    if meta.get("deletionTimestamp") is not None:
+        raise ChildLeaving(f"the old {kind} {name} is still being deleted")
+    controller = next((mapping(one) for one in meta.get("ownerReferences") or [] if one.get("controller")), {})
+    if controller.get("uid") == owner["uid"]:
+        return
+    if all(controller.get(field) == owner[field] for field in ("apiVersion", "kind", "name")):
+        # Of a manager of the same name that was deleted: the cluster takes it away, in its own time.
+        raise ChildLeaving(f"the {kind} {name} of the manager that was deleted is still there")
+    raise NotOurs(f"a {kind} {name} exists and belongs to somebody else; remove it, or {otherwise}")
 
 
 async def write(kube: KubeApi, desired: Json, first: Need, *, expected: bool) -> None:
@@ -81,8 +89,20 @@ async def write(kube: KubeApi, desired: Json, first: Need, *, expected: bool) ->
             if attempt == MAX_ATTEMPTS:
                 raise
             current = need(desired, await kube.get(ref), expected=expected)
-        except InvalidArgument as error:
-            raise ChildRefused(f"the API server does not take the {ref.kind} {ref.name}: {error.message}") from error
+        except (InvalidArgument, KubeForbidden) as error:
+            raise _refused(ref, error) from error
+
+
+async def new(kube: KubeApi, body: Json) -> None:
+    """Make an object that is never compared later. Raises ChildRefused, and Conflict when it is there."""
+    try:
+        await kube.create(body)
+    except (InvalidArgument, KubeForbidden) as error:
+        raise _refused(ref_to(body), error) from error
+
+
+def _refused(ref: Ref, error: KvcmError) -> ChildRefused:
+    return ChildRefused(f"the API server does not take the {ref.kind} {ref.name}: {error.message}")
 
 
 def ref_to(body: Json) -> Ref:

@@ -13,7 +13,8 @@ from kvcm.resources.manager import KVCacheManagerResource
 from kvcm.resources.manager_security import DEFAULT_KEY
 from kvcm_operator import names
 from kvcm_operator.access import TLS_KEYS, entry
-from kvcm_operator.children_apply import ChildLeaving, NotOurs
+from kvcm_operator.children import owner
+from kvcm_operator.children_apply import check_owner
 from kvcm_operator.subject import mapping
 from kvcm_operator.world import Json, Ref
 
@@ -21,7 +22,6 @@ from kvcm_operator.world import Json, Ref
 def token_secret_body(resource: KVCacheManagerResource, uid: str, token: str) -> Json:
     """`uid`: of the KVCacheManager, its owner."""
     meta = resource.metadata
-    owner = {"apiVersion": resource.api_version, "kind": resource.kind, "name": meta.name, "uid": uid, "controller": True, "blockOwnerDeletion": True}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -29,20 +29,16 @@ def token_secret_body(resource: KVCacheManagerResource, uid: str, token: str) ->
             "name": names.admin_token(meta.name),
             "namespace": meta.namespace,
             "labels": names.labels(meta.name),
-            "ownerReferences": [owner],
+            "ownerReferences": [owner(resource, uid)],
         },
         "type": "Opaque",
         "data": {DEFAULT_KEY: base64.b64encode(token.encode()).decode()},
     }
 
 
-def check_own(actual: Json, uid: str) -> None:
+def check_own(actual: Json, resource: KVCacheManagerResource, uid: str) -> None:
     """Raises NotOurs, ChildLeaving."""
-    meta = mapping(actual.get("metadata"))
-    if meta.get("deletionTimestamp") is not None:
-        raise ChildLeaving(f"the old Secret {meta.get('name')} is still being deleted")
-    if not any(owner.get("uid") == uid and owner.get("controller") for owner in meta.get("ownerReferences") or []):
-        raise NotOurs(f"a Secret {meta.get('name')} exists and belongs to somebody else; remove it, or name it in spec.adminToken.secret")
+    check_owner("Secret", mapping(actual.get("metadata")), owner(resource, uid), "name it in spec.adminToken.secret")
 
 
 def wanted_entries(resource: KVCacheManagerResource) -> dict[Ref, tuple[str, ...]]:

@@ -17,7 +17,8 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
 
-from kvcm.common.errors import Conflict, InvalidArgument, KvcmError, NotFound, NotReady
+from kvcm.common.errors import Conflict, InvalidArgument, NotFound, NotReady
+from kvcm_operator.world import KubeForbidden
 
 THREADS = 8
 CONNECT_TIMEOUT_S = 5.0
@@ -29,13 +30,6 @@ MAX_BUSY_WAIT_S = 10.0
 MERGE_PATCH = "application/merge-patch+json"
 
 Json = dict[str, Any]
-
-
-class KubeForbidden(KvcmError):
-    """The operator's own rights do not suffice; an administrator has to grant them."""
-
-    retryable = True
-    fixer = "administrator"
 
 
 class Transport(Protocol):

@@ -9,7 +9,7 @@ from kvcm_operator.admin import AdminTrouble, Refused, Silent
 from kvcm_operator.gate import Closed
 from kvcm_operator.subject import Subject
 from kvcm_operator.verdict import Verdict, refused, silent, stalled, status_of, waiting
-from kvcm_operator.world import Event, Json, Outcome, World
+from kvcm_operator.world import Event, Json, KubeForbidden, Outcome, World
 
 
 def outcome(
@@ -37,6 +37,11 @@ def trouble(subject: Subject, world: World, error: AdminTrouble, facts: Json, *,
     permanent = isinstance(error, Refused) and error.permanent
     verdict = stalled(Reason.SERVER_REFUSED, error.message) if permanent else refused(Reason.SERVER_REFUSED, error.message)
     return outcome(subject, world, verdict, facts, after=world.pace.waiting, touched=touched)
+
+
+def forbidden(error: KubeForbidden) -> str:
+    """A sentence about what the operator was not let do on the API server."""
+    return f"the operator lacks a right on the API server: {error.message}"
 
 
 def event(subject: Subject, kind: Literal["Normal", "Warning"], reason: str, message: str) -> Event:

@@ -16,17 +16,24 @@ from kvcm_operator import release
 from kvcm_operator.admin import AdminTrouble, Refused, Silent, Speaker
 from kvcm_operator.gate import Closed, look
 from kvcm_operator.owners import rival, server_names
-from kvcm_operator.passes import closed, event, outcome, trouble, unseen
+from kvcm_operator.passes import closed, event, forbidden, outcome, trouble, unseen
 from kvcm_operator.plan_group import plan_group
 from kvcm_operator.subject import Subject
 from kvcm_operator.verdict import good, paused, stalled, waiting
-from kvcm_operator.world import GROUP, STORAGE, Json, Outcome, World
+from kvcm_operator.world import GROUP, STORAGE, Json, KubeForbidden, Outcome, World
 
 MAX_ROUNDS = 3
 
 
 async def reconcile(resource: Json, world: World) -> Outcome:
     subject = Subject(resource)
+    try:
+        return await _reconcile(subject, world)
+    except KubeForbidden as error:
+        return unseen(subject, world, Reason.CLUSTER_REFUSED, forbidden(error))
+
+
+async def _reconcile(subject: Subject, world: World) -> Outcome:
     if subject.deleting:
         return await release.group(subject, world)
     if subject.paused:

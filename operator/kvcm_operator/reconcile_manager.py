@@ -7,6 +7,7 @@ anywhere is simply done again: objects are compared, not remembered.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvcm.common.errors import Conflict, KvcmError
 from kvcm.resources.conditions import Reason
@@ -15,22 +16,30 @@ from kvcm.resources.manager import KVCacheManagerResource
 from kvcm.resources.parse import parse_manager
 from kvcm_operator import names
 from kvcm_operator.children import build
-from kvcm_operator.children_apply import Applied, ChildLeaving, ChildRefused, NotOurs, need, ref_to, write
+from kvcm_operator.children_apply import Applied, ChildLeaving, ChildRefused, NotOurs, need, new, ref_to, write
 from kvcm_operator.children_secret import check_own, missing_entry, token_secret_body, wanted_entries
 from kvcm_operator.children_volumes import Volumes, volumes
-from kvcm_operator.passes import event
+from kvcm_operator.passes import event, forbidden
 from kvcm_operator.plan_manager import Sight, facts, judge, kept_conditions, more_conditions
 from kvcm_operator.release import going_away
 from kvcm_operator.rollout import Pods
 from kvcm_operator.rollout import judge as judge_pods
 from kvcm_operator.serving import SILENT, ask
 from kvcm_operator.subject import Subject
-from kvcm_operator.verdict import TRUE, Verdict, paused, refused, stalled, status_of, waiting
-from kvcm_operator.world import GROUP, STORAGE, Json, Outcome, Ref, World
+from kvcm_operator.verdict import TRUE, Verdict, paused, refused, silent, stalled, status_of, waiting
+from kvcm_operator.world import GROUP, STORAGE, Json, KubeForbidden, Outcome, Ref, World
 
 
 async def reconcile(resource: Json, world: World) -> Outcome:
     subject = Subject(resource)
+    try:
+        return await _reconcile(subject, world)
+    except KubeForbidden as error:
+        verdict = silent(subject, Reason.CLUSTER_REFUSED, forbidden(error), world.clock.wall_us(), world.pace.grace)
+        return replace(_unseen(subject, world, verdict), requeue_after=world.pace.waiting)
+
+
+async def _reconcile(subject: Subject, world: World) -> Outcome:
     if subject.deleting:
         return await _release(subject, world)
     if subject.paused or subject.spec.get("paused") is True:
@@ -100,10 +109,10 @@ class _Work:
             return
         actual = await kube.get(Ref("Secret", subject.ref.namespace, names.admin_token(subject.ref.name)))
         if actual is not None:
-            check_own(actual, subject.uid)
+            check_own(actual, self._manager, subject.uid)
             return
         self.touched = True
-        await kube.create(token_secret_body(self._manager, subject.uid, self._world.make_token()))
+        await new(kube, token_secret_body(self._manager, subject.uid, self._world.make_token()))
 
     async def look(self) -> Outcome:
         subject, world = self._subject, self._world
@@ -132,7 +141,7 @@ class _Work:
 
     def _note(self) -> str:
         refused_ = ", ".join(self._volumes.refused)
-        return f"not mounted, because another volume has the same path: {refused_}" if refused_ else ""
+        return f"not mounted, because the path is taken or cannot have a volume: {refused_}" if refused_ else ""
 
 
 def _unseen(subject: Subject, world: World, verdict: Verdict, *, touched: bool = False) -> Outcome:

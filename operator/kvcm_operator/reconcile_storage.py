@@ -18,14 +18,15 @@ from kvcm.resources.storage import StorageResource
 from kvcm.resources.translate import check_built, type_word
 from kvcm_operator import release
 from kvcm_operator.admin import AdminTrouble, Silent, Speaker
+from kvcm_operator.children_volumes import volumes
 from kvcm_operator.gate import Closed, Open, look
 from kvcm_operator.mounts import Mounted, mounted
 from kvcm_operator.owners import rival
-from kvcm_operator.passes import closed, event, outcome, trouble, unseen
+from kvcm_operator.passes import closed, event, forbidden, outcome, trouble, unseen
 from kvcm_operator.plan_storage import plan_storage
 from kvcm_operator.subject import Subject
 from kvcm_operator.verdict import FALSE, TRUE, good, paused, stalled, waiting
-from kvcm_operator.world import STORAGE, Json, Outcome, World
+from kvcm_operator.world import STORAGE, Json, KubeForbidden, Outcome, World
 
 MAX_ROUNDS = 3
 _UNREGISTERED: Json = {"registered": False, "enabled": None, "type": None, "rootVerified": None}
@@ -33,6 +34,13 @@ _UNREGISTERED: Json = {"registered": False, "enabled": None, "type": None, "root
 
 async def reconcile(resource: Json, world: World) -> Outcome:
     subject = Subject(resource)
+    try:
+        return await _reconcile(subject, world)
+    except KubeForbidden as error:
+        return unseen(subject, world, Reason.CLUSTER_REFUSED, forbidden(error))
+
+
+async def _reconcile(subject: Subject, world: World) -> Outcome:
     if subject.deleting:
         return await release.storage(subject, world)
     if subject.paused:
@@ -48,7 +56,8 @@ async def reconcile(resource: Json, world: World) -> Outcome:
     if subject.server_name != storage.server_name:
         message = f"the name on the manager cannot change; it is {subject.server_name}"
         return outcome(subject, world, stalled(Reason.INVALID_SPEC, message), {})
-    older = rival(subject, await world.kube.list(STORAGE, subject.ref.namespace))
+    siblings = await world.kube.list(STORAGE, subject.ref.namespace)
+    older = rival(subject, siblings)
     if older is not None:
         message = f"the older Storage {older.ref.name} describes {storage.server_name} already; this one changes and deletes nothing"
         return outcome(subject, world, stalled(Reason.NAME_CONFLICT, message), {**_UNREGISTERED, "serverName": None})
@@ -57,6 +66,9 @@ async def reconcile(resource: Json, world: World) -> Outcome:
         return closed(subject, world, door)
     if not door.override and storage.spec.volume is not None:
         match await mounted(world, storage):
+            case Mounted.NO if subject.ref.name in volumes(door.manager, siblings, None).refused:
+                message = "spec.volume cannot be mounted: an older Storage has another volume at this path, or a container cannot have one there"
+                return outcome(subject, world, stalled(Reason.VOLUME_CONFLICT, message), {})
             case Mounted.NO:
                 message = "the manager's pod does not have the volume yet; it will be restarted with it"
                 return outcome(subject, world, waiting(Reason.VOLUME_PENDING, message), {}, after=world.pace.waiting)

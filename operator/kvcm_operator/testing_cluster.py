@@ -12,7 +12,7 @@ from kvcm_operator.subject import Subject, mapping
 from kvcm_operator.testing import FakeKube
 from kvcm_operator.world import Json, Ref
 
-OWNED = ("StatefulSet", "Service", "ConfigMap", "ServiceAccount", "Pod")
+OWNED = ("StatefulSet", "Service", "ConfigMap", "ServiceAccount", "Secret", "Pod")
 
 
 class FakeCluster:

@@ -1,7 +1,7 @@
 """What a reconciler may touch: the Kubernetes API, the admin API of managers, the clock. Ports only; nothing here speaks to anybody.
 
 Each call has its own deadline behind the port. Errors are KvcmErrors: `Conflict` (somebody else was faster, or the object is not the one that was
-read), `NotFound`, `InvalidArgument` (the API server refused the content), `NotReady` (no answer: repeat later).
+read), `NotFound`, `InvalidArgument` (the API server refused the content), `KubeForbidden` (it refused the operator), `NotReady` (no answer: repeat later).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 from kvcm.client.admin_client import ClusterInfo, Health
 from kvcm.client.admin_types import GroupView, StorageView
 from kvcm.common.clock import Clock
+from kvcm.common.errors import KvcmError
 from kvcm.config.model import Instance, InstanceGroup
 from kvcm.data_storage.model import Storage
 
@@ -29,6 +30,13 @@ FINALIZER = "kvcm.io/operator"
 MANAGER_LABEL = "kvcm.io/manager"
 PAUSED = "kvcm.io/paused"
 FORCE_RELEASE = "kvcm.io/force-release"
+
+
+class KubeForbidden(KvcmError):
+    """The API server does not let the operator do this: a right is missing, a quota is used up, or somebody's admission rule says no."""
+
+    retryable = True
+    fixer = "administrator"
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -193,6 +193,23 @@ def test_a_change_of_the_spec_and_of_an_annotation_reach_a_pass() -> None:
     run(story)
 
 
+def test_no_copy_of_what_users_wrote_is_kept_in_annotations() -> None:
+    """All annotations together have a limit: an object with large ones of its own could not be handled any more."""
+
+    async def story(bed: Bed) -> None:
+        async with bed.operator():
+            apply(bed, applied_manager(), storage(nfs={"rootPath": "/mnt/canary"}))
+            bed.kube.annotate(FAST, "users.own", "canary" * 10_000)
+            await bed.until(lambda: bed.ready(FAST) and bed.remembered(FAST), "the storage is ready, and that is noted")
+            ours = {name: text for name, text in bed.kube.body(FAST)["metadata"]["annotations"].items() if name.startswith("operator.kvcm.io/")}
+            assert "canary" not in str(ours)
+            assert len(str(ours)) < 1000
+            bed.kube.annotate(FAST, "kvcm.io/paused", "true")
+            await bed.until(lambda: Subject(bed.kube.body(FAST)).condition("Ready").get("reason") == "Paused", "a change is still a change")
+
+    run(story)
+
+
 def test_a_deletion_waits_and_goes_on_when_the_server_is_back() -> None:
     async def story(bed: Bed) -> None:
         async with bed.operator():

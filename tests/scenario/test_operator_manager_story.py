@@ -12,8 +12,9 @@ from kvcm.common.errors import InvalidArgument
 from kvcm.resources.kstatus import Kstatus, kstatus
 from kvcm.resources.manager import KVCacheManagerStatus
 from kvcm_operator.runtime import RECONCILERS
+from kvcm_operator.subject import Subject
 from kvcm_operator.testing_house import House, applied_manager, group, storage
-from kvcm_operator.world import FORCE_RELEASE, MANAGER, PAUSED, Ref
+from kvcm_operator.world import FORCE_RELEASE, MANAGER, PAUSED, KubeForbidden, Ref
 
 pytestmark = pytest.mark.scenario
 
@@ -194,10 +195,16 @@ def test_two_volumes_at_one_path_give_it_to_the_older_and_say_so() -> None:
         young = house.kube.put(storage("young", nfs={"rootPath": "/mnt/x"}, volume={"pvc": {"claimName": "other"}}))
         same = house.kube.put(storage("same", nfs={"rootPath": "/mnt/x"}, volume=VOLUME))
         await house.settle_cluster()
-        assert house.condition(young) == ("False", "VolumePending")
+        assert house.condition(young) == ("False", "VolumeConflict")
+        assert house.condition(young, "Stalled")[0] == "True", "no time that passes would help"
         assert house.condition(same) == ("True", "Ready")
         progressing = next(item for item in house.status(BOSS)["conditions"] if item["type"] == "Progressing")
-        assert progressing["message"] == "not mounted, because another volume has the same path: young"
+        assert progressing["message"] == "not mounted, because the path is taken or cannot have a volume: young"
+        for ref in house.kube.refs("Storage")[:]:
+            if ref != young:
+                house.kube.mark_deleted(ref)
+        await house.settle_cluster()
+        assert house.condition(young) == ("True", "Ready"), "the path is free"
 
     run(story)
 
@@ -329,6 +336,76 @@ def test_what_the_api_server_refuses_is_said_and_tried_again() -> None:
         house.kube.on_call = None
         await house.settle_cluster()
         assert house.condition(BOSS) == ("True", "Ready")
+
+    run(story)
+
+
+def test_a_quota_or_a_missing_right_is_said_and_tried_again() -> None:
+    """A refusal of the operator itself, and not of the object's content: without a word in the status nobody would look for it in the operator's log."""
+
+    async def story(house: House) -> None:
+        forbidden = "create StatefulSet"
+
+        async def refuse(what: str) -> None:
+            if what == forbidden:
+                raise KubeForbidden('statefulsets.apps "demo" is forbidden: exceeded quota: small')
+
+        house.kube.on_call = refuse
+        house.kube.put(applied_manager())
+        await house.once(BOSS)
+        assert house.condition(BOSS) == ("False", "ClusterRefused")
+        assert "exceeded quota: small" in Subject(house.kube.body(BOSS)).condition("Ready")["message"]
+        forbidden = ""
+        await house.settle_cluster()
+        assert house.condition(BOSS) == ("True", "Ready")
+
+    run(story)
+
+
+@pytest.mark.parametrize("forbidden", ["get Secret", "list Pod", "get Service"])
+def test_what_the_operator_may_not_see_any_more_is_unknown_after_the_grace_period(forbidden: str) -> None:
+    async def story(house: House) -> None:
+        fast, chat = house.kube.put(storage(volume=VOLUME)), house.kube.put(group())
+        house.kube.put(applied_manager())
+        await house.settle_cluster()
+
+        async def refuse(what: str) -> None:
+            if what == forbidden:
+                raise KubeForbidden("the service account cannot do this")
+
+        house.kube.on_call = refuse
+        await house.settle()
+        for ref in (BOSS, fast, chat):
+            assert house.condition(ref) == ("True", "Ready"), "nothing is known to be wrong"
+        assert house.condition(BOSS, "Synced") == ("Unknown", "ClusterRefused")
+        house.clock.advance_us(61_000_000)
+        await house.settle()
+        assert house.condition(BOSS) == ("Unknown", "ClusterRefused")
+        assert house.condition(BOSS, "Reconciling")[0] == "True"
+        house.kube.on_call = None
+        await house.settle_cluster()
+        for ref in (BOSS, fast, chat):
+            assert house.condition(ref) == ("True", "Ready"), ref
+
+    run(story)
+
+
+def test_a_successor_waits_for_what_its_predecessor_left() -> None:
+    """Deleted and applied again at once: the cluster's garbage collector takes its time, which is nothing that a person has to help with."""
+
+    async def story(house: House) -> None:
+        house.kube.put(applied_manager())
+        await house.settle_cluster()
+        house.kube.mark_deleted(BOSS)
+        await house.settle()
+        house.kube.put(applied_manager())
+        await house.settle()
+        assert house.condition(BOSS) == ("False", "Reconciling")
+        assert house.condition(BOSS, "Stalled")[0] == "False"
+        await house.settle_cluster()
+        assert house.condition(BOSS) == ("True", "Ready")
+        states = [kstatus(body) for ref, body in house.kube.statuses if ref == BOSS]
+        assert Kstatus.FAILED not in states
 
     run(story)
 

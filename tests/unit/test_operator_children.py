@@ -167,9 +167,16 @@ def test_a_new_wish_is_no_drift_and_a_strangers_object_is_not_touched() -> None:
     assert need(old, None, expected=True).result is Applied.CORRECTED
     assert need(old, None, expected=False).result is Applied.WRITTEN
     foreign = as_stored(old)
-    foreign["metadata"]["ownerReferences"][0]["uid"] = "other"
+    foreign["metadata"]["ownerReferences"][0] |= {"uid": "other", "name": "other"}
     with pytest.raises(NotOurs, match="belongs to somebody else"):
         need(old, foreign, expected=False)
+    foreign["metadata"]["ownerReferences"] = []
+    with pytest.raises(NotOurs, match="belongs to somebody else"):
+        need(old, foreign, expected=False)
+    inherited = as_stored(old)
+    inherited["metadata"]["ownerReferences"][0]["uid"] = "of the manager before"
+    with pytest.raises(ChildLeaving, match="was deleted"):
+        need(old, inherited, expected=False)
     leaving = as_stored(old)
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     with pytest.raises(ChildLeaving):
@@ -184,6 +191,15 @@ def test_volumes_never_collide_with_the_managers_own_paths() -> None:
     assert found.refused == ("a",)
     assert [mount.path for mount in found.mounts] == ["/mnt/b"]
     assert volumes("another", bodies, None).mounts == ()
+
+
+@pytest.mark.parametrize("path", ["/proc/kv", "/dev/shm", "/sys", "/etc/kvcm/blocks", "/etc/kvcm-tls/x"])
+def test_a_volume_that_no_container_can_have_does_not_reach_the_pods(path: str) -> None:
+    """One storage of this kind would keep the manager from ever starting again, for all the others too."""
+    body = storage("a", nfs={"rootPath": path}, volume={"hostPath": {"path": "/x"}})
+    body["metadata"] |= {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    found = volumes("demo", [body], None)
+    assert (found.mounts, found.refused) == ((), ("a",))
 
 
 def test_volume_names_are_valid_and_distinct() -> None:

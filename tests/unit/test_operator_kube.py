@@ -13,11 +13,11 @@ from kubernetes import client
 from kvcm.common.clock import FakeClock, SystemClock
 from kvcm.common.errors import Conflict, InvalidArgument, KvcmError, NotFound, NotReady
 from kvcm_operator.kube import HttpKube, event_body
-from kvcm_operator.kube_transport import ClientTransport, KubeForbidden
+from kvcm_operator.kube_transport import ClientTransport
 from kvcm_operator.testing import FakeKube
 from kvcm_operator.testing_house import storage
 from kvcm_operator.testing_server import FakeApiServer
-from kvcm_operator.world import STORAGE, Event, Json, Ref
+from kvcm_operator.world import STORAGE, Event, Json, KubeForbidden, Ref
 
 pytestmark = pytest.mark.unit
 

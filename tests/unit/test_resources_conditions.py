@@ -103,7 +103,7 @@ def test_reasons_and_types_are_documented_and_fit_for_tools() -> None:
 PUBLISHED = (
     "AdoptionRefused ClusterRefused Complete Deleting DriftCorrected Idle InSync InUse InvalidSpec KindConflict ManagerNotFound ManagerNotReady "
     "ManagerScaledToZero NameConflict NoLeader NotStalled ObjectConflict Paused PodsStarting Ready Reconciling RollingOut RootNotVerified ScaledToZero "
-    "SecretNotFound ServerRefused ServerUnreachable Serving StorageNotRegistered StorageUnavailable Unsupported VolumePending"
+    "SecretNotFound ServerRefused ServerUnreachable Serving StorageNotRegistered StorageUnavailable Unsupported VolumeConflict VolumePending"
 )
 
 
