@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from kvcm.common.one_line import one_line, quiet_json
+
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Columns with two spaces between them, as kubectl prints them; empty cells show `-`."""
@@ -17,7 +19,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 
 def print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+    print(quiet_json(json.dumps(document, indent=2, ensure_ascii=False)))
 
 
 def print_yaml(document: Any) -> None:
@@ -28,7 +30,7 @@ def print_yaml(document: Any) -> None:
 
 def say(sentence: str) -> None:
     """A line for people, on standard error, so that standard output stays machine-readable."""
-    print(sentence, file=sys.stderr)
+    print(one_line(sentence), file=sys.stderr)
 
 
 def _cell(value: object) -> str:

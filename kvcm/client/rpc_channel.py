@@ -93,7 +93,7 @@ class RpcChannel:
 
     def _unreachable(self) -> str:
         over = "over TLS " if self._security.tls is not None else ""
-        names = ", do its certificates fit" if over else ""
+        names = ", do its certificates fit" if over else ", does it speak TLS"
         return f"no manager can be reached {over}at {self._address}; is it running{names}, and is this its {self._service} gRPC port?"
 
     def _silence(self, method: str, unanswered: type[KvcmError]) -> str:

@@ -16,7 +16,7 @@ from kvcm.metrics import catalogue
 from kvcm.metrics.families import AnyFamily
 
 LOGGER: Final = "kvcm.event.log"
-_MAX_WAITING_ELEMENTS: Final = 8_000_000
+_MAX_WAITING_BYTES: Final = 64 << 20
 _log = logging.getLogger("kvcm.event.bus")
 
 
@@ -91,7 +91,7 @@ class LogPublisher:
 
     def __init__(self, write: Callable[[Sequence[str]], None], queue_size: int) -> None:
         self._write = write
-        self._handoff: Handoff[Event] = Handoff("kvcm-event-log", self._deliver, queue_size, _MAX_WAITING_ELEMENTS)
+        self._handoff: Handoff[Event] = Handoff("kvcm-event-log", self._deliver, queue_size, _MAX_WAITING_BYTES)
 
     @property
     def offered(self) -> int:

@@ -9,11 +9,13 @@ from typing import Final
 
 MAX_ELEMENTS: Final = 16_384
 """A list in an event's text has at most so many elements; `<name>_count` then says how many there were."""
+MAX_CHARS: Final = 1024
+"""The same for each text; no name that the manager knows is longer than 256."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`event_id`: 32 characters. `source`: the instance id. `weight`: about how many keys and tokens it keeps alive while it waits.
+    """`event_id`: 32 characters. `source`: the instance id. `weight`: about how many bytes it keeps alive while it waits.
     `fields`: makes the rest; called in a publisher's thread, any number of times."""
 
     event_id: str
@@ -36,9 +38,13 @@ def event_line(event: Event) -> str:
     }
     for name, value in event.fields().items():
         if isinstance(value, Sequence) and not isinstance(value, str):
-            members[name] = list(value[:MAX_ELEMENTS])
+            members[name] = [_short(element) if isinstance(element, str) else element for element in value[:MAX_ELEMENTS]]
             if len(value) > MAX_ELEMENTS:
                 members[f"{name}_count"] = len(value)
         else:
-            members[name] = value
+            members[name] = _short(value) if isinstance(value, str) else value
     return json.dumps(members, separators=(",", ":"))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}..."

@@ -2,6 +2,8 @@
 
 On the path of a request this makes one small object. What the event says is read from the request when it is delivered; of a reply only its head is kept,
 not the locations.
+
+Danger: an event that waits keeps its whole request alive, also what no event shows (texts, fields that nobody knows), so it weighs as much as that.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from kvcm.protocol import meta_service_pb2 as meta
 from kvcm.service.rpc import Call, Rpc
 
 _OK = int(ErrorCode.OK)
-_BASE_WEIGHT: Final = 64
+_BASE_WEIGHT: Final = 512
 _LOCATIONS: Final = 4
 _QUERY_TYPES: Final = {meta.QT_BATCH_GET: "batch_get", meta.QT_PREFIX_MATCH: "prefix_match", meta.QT_REVERSE_ROLL_SW_MATCH: "reverse_roll_sw_match"}
 _Fields = Mapping[str, object]
@@ -40,12 +42,13 @@ class CallEvents:
         make = self._makers.get(rpc.request_cls)
         if make is None or code != _OK:
             return
-        kind, weight, fields = make(request, reply)
+        kind, kept, fields = make(request, reply)
+        weight = _BASE_WEIGHT + request.ByteSize() + kept
         self._events.publish(Event(self._ids.session_id(), request.instance_id, "cache_manager", kind, call.now_us, weight, fields))
 
 
 def _read(request: meta.GetCacheLocationRequest, reply: bytes) -> tuple[str, int, Callable[[], _Fields]]:
-    return "GetCacheLocation", _BASE_WEIGHT + len(request.block_keys) + len(request.token_ids), partial(_read_fields, request)
+    return "GetCacheLocation", 0, partial(_read_fields, request)
 
 
 def _read_fields(request: meta.GetCacheLocationRequest) -> _Fields:
@@ -62,7 +65,7 @@ def _read_fields(request: meta.GetCacheLocationRequest) -> _Fields:
 
 def _start(request: meta.StartWriteCacheRequest, reply: bytes) -> tuple[str, int, Callable[[], _Fields]]:
     head = head_of(reply, _LOCATIONS)
-    return "StartWriteCache", _BASE_WEIGHT + len(request.block_keys) + len(request.token_ids) + len(head) // 8, partial(_start_fields, request, head)
+    return "StartWriteCache", len(head), partial(_start_fields, request, head)
 
 
 def _start_fields(request: meta.StartWriteCacheRequest, head: bytes) -> _Fields:
@@ -78,7 +81,7 @@ def _start_fields(request: meta.StartWriteCacheRequest, head: bytes) -> _Fields:
 
 
 def _finish(request: meta.FinishWriteCacheRequest, reply: bytes) -> tuple[str, int, Callable[[], _Fields]]:
-    return "FinishWriteCache", _BASE_WEIGHT + len(request.success_blocks.bool_masks.values), partial(_finish_fields, request)
+    return "FinishWriteCache", 0, partial(_finish_fields, request)
 
 
 def _finish_fields(request: meta.FinishWriteCacheRequest) -> _Fields:

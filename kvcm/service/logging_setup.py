@@ -5,8 +5,9 @@
 Besides this service log there are logs whose lines are records for programs (LOGS): in a file of its own a line is the bare record. Their makers hand over
 finished lines in blocks (`lines_to`), which costs the logging machinery nothing per line.
 
-Dangers: a full pipe behind stderr or a slow disk must not stop the event loop, so lines wait in a bounded queue and are dropped (and counted) when it is
-full; text from outside must not break a line in two, so control characters are escaped. Secrets are never logged.
+Dangers: a full pipe behind stderr or a slow disk must not stop the event loop, so lines wait in a queue that is bounded in number and in size, and are
+dropped (and counted) when it is full; text from outside must neither break a line in two nor speak to a terminal, so all characters that do are escaped.
+Secrets are never logged.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TextIO
 
+from kvcm.common.one_line import one_line
 from kvcm.service.log_file import LogFile
 from kvcm.service.logger_config import LoggerConfig, Route
 
 MAX_WAITING_LINES = 10_000
+MAX_WAITING_CHARS = 32 << 20
+"""Of one writer; one block of lines may go beyond."""
 MAX_LINE_CHARS = 16_384
 MAX_BARE_CHARS = 1 << 18
 _STREAM = ""
@@ -34,7 +38,6 @@ _LEVELS: Final = {0: logging.INFO, 1: logging.CRITICAL, 2: logging.ERROR, 3: log
 _NAMES: Final = {logging.CRITICAL: "fatal", logging.ERROR: "error", logging.WARNING: "warn", logging.INFO: "info", logging.DEBUG: "debug"}
 # Their lines of level info are about their own life, not about ours.
 _CHATTY: Final = ("uvicorn", "asyncio", "grpc")
-_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127)} | {ord("\n"): "\\n", ord("\t"): "\\t", ord("\r"): "\\r"}
 _log = logging.getLogger("kvcm.service.logging")
 
 
@@ -62,8 +65,29 @@ class LineFormatter(logging.Formatter):
             stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             level = _NAMES.get(record.levelno, record.levelname.lower())
             text = f"time={stamp}.{int(record.msecs):03d}Z level={level} logger={record.name} {text}"
-        line = text.translate(_ESCAPES)
+        line = one_line(text)
         return line if len(line) <= self._max_chars else f"{line[: self._max_chars]} (cut)"
+
+
+class _Waiting(queue.Queue[str | None]):
+    """Lines, and blocks of lines, that wait. Full also when they have too many characters together."""
+
+    def _init(self, maxsize: int) -> None:
+        super()._init(maxsize)
+        self._chars = 0
+
+    def _qsize(self) -> int:
+        count = super()._qsize()
+        return count if self._chars <= MAX_WAITING_CHARS else max(count, self.maxsize)
+
+    def _put(self, item: str | None) -> None:
+        self._chars += len(item or "")
+        super()._put(item)
+
+    def _get(self) -> str | None:
+        item = super()._get()
+        self._chars -= len(item or "")
+        return item
 
 
 class LineWriter(logging.Handler):
@@ -77,7 +101,7 @@ class LineWriter(logging.Handler):
         self.dropped = 0
         self._bare = bare
         self._stream = stream
-        self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING_LINES)
+        self._lines = _Waiting(MAX_WAITING_LINES)
         self._thread = threading.Thread(target=self._run, name="kvcm-log", daemon=True)
         self._thread.start()
 

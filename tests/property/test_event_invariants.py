@@ -21,6 +21,7 @@ from kvcm.event.publishers import LogPublisherConfig, parse_publishers
 from kvcm.protocol import admin_service_pb2 as admin
 from kvcm.protocol import meta_service_pb2 as meta
 from kvcm.service.call_events import CallEvents, head_of
+from kvcm.service.rpc import Call, Rpc, unsupported
 from kvcm.service.testing_rpc import RpcDesk
 
 pytestmark = pytest.mark.property
@@ -86,10 +87,39 @@ def test_I_EV_1_waiting_events_are_bounded_by_what_they_keep_alive() -> None:
     reader = Reader(stuck=True)
     publisher = LogPublisher(reader, 1000)
     for number in range(10):
-        publisher.offer(event(number, weight=3_000_000))
+        publisher.offer(event(number, weight=24 << 20))
     assert (publisher.queued, publisher.dropped) == (2, 8)
     reader.free.set()
     publisher.close()
+
+
+UNKNOWN_FIELD = b"\x82\x7d\x80\x80\x40" + bytes(1 << 20)
+"""A mebibyte in a field that no message of ours has."""
+
+
+@pytest.mark.parametrize(
+    ("rpc", "request_"),
+    [
+        ("GetCacheLocation", meta.GetCacheLocationRequest(instance_id="i", query_type=meta.QT_PREFIX_MATCH, block_keys=[1], trace_id="t" * (1 << 20))),
+        ("GetCacheLocation", meta.GetCacheLocationRequest(instance_id="i", query_type=meta.QT_PREFIX_MATCH, block_keys=range(100_000, 250_000))),
+        ("StartWriteCache", meta.StartWriteCacheRequest(instance_id="i", block_keys=[1], write_timeout_seconds=1, trace_id="t" * (1 << 20))),
+        ("GetCacheLocation", meta.GetCacheLocationRequest.FromString(b"\x12\x01i\x18\x02\x22\x01\x01" + UNKNOWN_FIELD)),
+        ("FinishWriteCache", meta.FinishWriteCacheRequest.FromString(UNKNOWN_FIELD)),
+    ],
+)
+def test_I_EV_1_no_part_of_a_request_waits_unweighed(rpc: str, request_: Any) -> None:
+    weights: list[int] = []
+
+    class Scales(LogPublisher):
+        def offer(self, event: Event) -> None:
+            weights.append(event.weight)
+
+    bus = EventManager([Scales(Reader(), 10)])
+    call = Call("t_1", 1)
+    CallEvents(bus, SeededIds(1))(Rpc(rpc, type(request_), meta.CommonResponse, unsupported(rpc)), request_, call, int(meta.OK), b"", 1)
+    bus.close()
+    assert len(weights) == 1
+    assert weights[0] >= len(request_.SerializeToString())
 
 
 CALLS = st.lists(st.sampled_from(["read", "read batch", "read nobody", "start", "finish", "finish unknown", "meta", "admin"]), max_size=8)
@@ -172,6 +202,13 @@ def test_events_say_what_upstream_says(tmp_path: Path) -> None:
 def test_long_lists_are_cut_and_counted() -> None:
     line = json.loads(event_line(Event("x", "i", "c", "t", 1, 1, lambda: {"keys": range(MAX_ELEMENTS + 5), "name": "n"})))
     assert (len(line["keys"]), line["keys_count"], line["name"]) == (MAX_ELEMENTS, MAX_ELEMENTS + 5, "n")
+
+
+def test_texts_of_strangers_do_not_make_long_lines() -> None:
+    text = "\x01" * 1_000_000
+    line = event_line(Event("x", "i", "c", "t", 1, 1, lambda: {"trace_id": text, "location_spec_names": [text, "tp0"]}))
+    assert len(line) < 20_000
+    assert json.loads(line)["location_spec_names"][1] == "tp0"
 
 
 @settings(deadline=None, max_examples=40)

@@ -167,12 +167,53 @@ def test_guesses_at_the_same_time_count_as_well() -> None:
         book = Book()
         book.go.clear()
         check = AccountCheck(book.verify, FakeClock())
-        waiting = [asyncio.ensure_future(check.role("root", "guess", "bad")) for _ in range(50)]
+        waiting = [asyncio.ensure_future(check.role("root", f"guess {number}", "bad")) for number in range(50)]
         await asyncio.sleep(0)
         assert book.asked == PER_NAME_BURST
         book.go.set()
         answers = await asyncio.gather(*waiting, return_exceptions=True)
         assert answers.count(None) == PER_NAME_BURST
+
+    asyncio.run(story())
+
+
+def test_the_same_password_many_times_at_once_is_one_attempt_and_shuts_nobody_out() -> None:
+    async def story() -> None:
+        book = Book()
+        book.go.clear()
+        check = AccountCheck(book.verify, FakeClock())
+        waiting = [asyncio.ensure_future(check.role("ann", "pw", "tool")) for _ in range(50)]
+        guesses = [asyncio.ensure_future(check.role("ann", "guess", "tool")) for _ in range(50)]
+        await asyncio.sleep(0)
+        assert book.asked == 2
+        waiting.pop(0).cancel()  # the one that all others wait for
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        book.go.set()
+        assert await asyncio.gather(*waiting) == [Role.USER] * 49
+        assert await asyncio.gather(*guesses) == [None] * 50
+        for _ in range(PER_NAME_BURST - 1):
+            assert await check.role("ann", "guess", "tool") is None
+        with pytest.raises(Busy):
+            await check.role("ann", "pw", "tool")
+
+    asyncio.run(story())
+
+
+def test_all_who_wait_for_a_check_that_cannot_be_made_are_told_at_once() -> None:
+    async def story() -> None:
+        asked = 0
+
+        async def verify(user: str, password: str) -> Role | None:
+            nonlocal asked
+            asked += 1
+            await asyncio.sleep(0)
+            raise NotReady("too much to do")
+
+        check = AccountCheck(verify, FakeClock())
+        answers = await asyncio.gather(*(check.role("ann", "pw", "tool") for _ in range(20)), return_exceptions=True)
+        assert [type(answer) for answer in answers] == [NotReady] * 20
+        assert asked == 1
 
     asyncio.run(story())
 

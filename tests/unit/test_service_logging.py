@@ -6,6 +6,7 @@ import io
 import logging
 import sys
 import threading
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from kvcm.service.logger_config import FileTarget, LoggerConfig, Route
 from kvcm.service.logging_setup import LineFormatter, LineWriter, lines_to, set_up_logging
 
 pytestmark = pytest.mark.unit
+TURNING = {"LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"}
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +45,13 @@ def test_text_from_outside_cannot_make_a_second_line() -> None:
     assert "\n" not in line
     assert "\x1b" not in line
     assert "a\\nlevel=error forged\\r\\x1b[31m" in line
+
+
+def test_no_character_of_strangers_ends_a_line_or_speaks_to_a_terminal() -> None:
+    line = LineFormatter().format(record("name=%s", "".join(map(chr, range(0x3000))) + "\ud800"))
+    assert len(line.splitlines()) == 1
+    spoken = {unicodedata.category(char) for char in line} & {"Cc", "Zl", "Zp"} | {char for char in line if unicodedata.bidirectional(char) in TURNING}
+    assert spoken == set()
 
 
 def test_tracebacks_stay_on_the_line() -> None:
@@ -102,6 +111,22 @@ def test_a_stuck_reader_costs_lines_not_time(monkeypatch: pytest.MonkeyPatch) ->
     stream.released.set()
     writer.finish()
     assert "lines_dropped=15" in stream.getvalue()
+
+
+def test_lines_that_wait_are_bounded_by_their_size_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging_setup, "MAX_WAITING_CHARS", 1000)
+    stream = _Stuck()
+    writer = LineWriter(stream, bare=True)
+    writer.write_lines(["first"], "x")
+    assert stream.entered.wait(5)
+    for _ in range(50):
+        writer.write_lines(["a" * 100, "b" * 100], "x")
+    assert writer.dropped == 90
+    stream.released.set()
+    writer.finish()
+    writer.write_lines(["there is room again"], "x")
+    assert "lines_dropped=90" in stream.getvalue()
+    assert stream.getvalue().count("a" * 100) == 5
 
 
 def test_finished_lines_go_as_one_block_to_the_handlers_of_their_logger() -> None:
