@@ -87,7 +87,7 @@ class CacheManager:
         self._reports = EventReports(storages, codec, clock, ids, leadership)
         self._cleaner = Cleaner(leadership)
         self._hosts = HostStates(storages, codec)
-        self._instances = Instances(registry, storages, codec, open_metadata, list_metadata, self.deleter, self._writer)
+        self._instances = Instances(registry, storages, codec, open_metadata, list_metadata, self.deleter, self._writer, leadership)
 
     # -- instances -----------------------------------------------------------------------------------------------------------------------------
 

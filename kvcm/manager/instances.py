@@ -21,7 +21,7 @@ from kvcm.config.model import Instance, InstanceGroup, MetaBackendConfig, ModelD
 from kvcm.manager.adoption import Adopter
 from kvcm.manager.deleter import Deleter
 from kvcm.manager.keyed_lock import KeyedLock
-from kvcm.manager.ports import Storages, WireCodec
+from kvcm.manager.ports import Leadership, Storages, WireCodec
 from kvcm.manager.selector import delete_delay_us
 from kvcm.manager.shard import InstanceShard
 from kvcm.manager.trimmer import trim_keys
@@ -73,6 +73,7 @@ class Instances:
         list_metadata: ListMetadata | None,
         deleter: Deleter,
         writer: Writer,
+        leadership: Leadership,
     ) -> None:
         self._registry = registry
         self._codec = codec
@@ -80,6 +81,7 @@ class Instances:
         self._list_metadata = list_metadata
         self._deleter = deleter
         self._writer = writer
+        self._leadership = leadership
         self._adopter = Adopter(storages, codec)
         self._turns = KeyedLock()
         self._served: dict[str, InstanceShard] = {}
@@ -328,6 +330,7 @@ class Instances:
         shard = InstanceShard(instance, index, self._codec)
         try:
             await shard.index.open()
+            await shard.index.raise_fence(self._leadership.epoch)
             count = await shard.index.recover()
         except KvcmError:
             await shard.index.close()

@@ -19,6 +19,13 @@ class MetadataBackend(Protocol):
 
     async def close(self) -> None: ...
 
+    async def raise_fence(self, fence: int) -> None:
+        """A new leader, before `load`: from the return of this on, no change under a smaller fence is stored (design D6), so `load` sees all that ever were.
+
+        Raises FencedOut (a newer leader has raised it higher) or StorageError.
+        """
+        ...
+
     def load(self) -> AsyncIterator[list[tuple[int, Block]]]:
         """Every stored block once, in pages, for recovery. An unreadable record is reported by the implementation and left out, never fatal."""
         ...

@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote
 
 from kvcm.common.errors import InvalidArgument, OutcomeUnknown, StorageError
 from kvcm.common.uri import parse_uri
+from kvcm.config.errors import FencedOut
 from kvcm.data_storage.pool import BlockingPool, PoolRefused, PoolTimeout
 from kvcm.meta.journal import TEMPORARY, Journal
 from kvcm.meta.location import Block
@@ -29,6 +30,7 @@ T = TypeVar("T")
 _DEADLINE_S = 10.0
 _LOAD_DEADLINE_S = 600.0  # opening and loading read the whole file: a million blocks take several seconds
 _PAGE = 256
+_FENCED = "a newer leader has taken over the metadata file; this process must not write any more"
 _NO_FAILURES: Mapping[int, StorageError] = {}
 
 
@@ -81,6 +83,10 @@ class FileBackend:
         except StorageError as error:
             log.warning("metadata_file_close_failed: %s", error.message)
 
+    async def raise_fence(self, fence: int) -> None:
+        if not await self._run(lambda: self._journal.append({}, fence), "fenced"):
+            raise FencedOut(_FENCED, self._journal.highest_fence)
+
     async def load(self) -> AsyncIterator[list[tuple[int, Block]]]:
         stored = await self._run(self._journal.read, "read", _LOAD_DEADLINE_S)
         page: list[tuple[int, Block]] = []
@@ -114,7 +120,7 @@ class FileBackend:
         finally:
             abandoned.set()  # whoever leaves early, for whatever reason, leaves no change behind that lands later
         if not accepted:
-            raise StorageError("a newer leader has written to the metadata file; this process must not write any more")
+            raise FencedOut(_FENCED, self._journal.highest_fence)
         return _NO_FAILURES
 
     async def read(self, keys: Collection[int]) -> Mapping[int, Block]:

@@ -31,7 +31,7 @@ from kvcm.meta.block_table import BlockTable, Change
 from kvcm.meta.errors import KeyLimitReached, StateChanged
 from kvcm.meta.key_gate import KeyGate, Ticket
 from kvcm.meta.key_packing import KeyPacking
-from kvcm.meta.location import REPORTED_CODES, Block, owned_part, place_of, reported_part, size_of
+from kvcm.meta.location import REPORTED_CODES, Block, owned_part, place_of, reported_part, same_locations, size_of
 from kvcm.meta.tiered_map import TIER_CAPACITY
 from kvcm.meta.usage import UsageCounter
 
@@ -146,6 +146,10 @@ class MetaIndex:
     async def open(self) -> None:
         await self._backend.open()
 
+    async def raise_fence(self, fence: int) -> None:
+        """Before `recover`: no change of an earlier leader is stored any more. Raises FencedOut, StorageError."""
+        await self._backend.raise_fence(fence)
+
     async def close(self) -> None:
         """Close the store when the mutations under way have come to their end (each has the backend's deadlines)."""
         while self._commits:
@@ -248,9 +252,9 @@ class MetaIndex:
         failures: dict[int, KvcmError] = {}
         for key, wanted in changes.items():
             stored = actual.get(key, ())
-            if stored == wanted:
+            if same_locations(stored, wanted):
                 continue
-            if stored == owned_part(before[key]):
+            if same_locations(stored, owned_part(before[key])):
                 failures[key] = StorageError("the metadata store did not take the change; repeat the call")
                 continue
             failures[key] = StateChanged("the stored block is neither the old nor the new one")

@@ -276,6 +276,11 @@ def retract(block: Block, location: Location) -> Block:
     return without(block, location)
 
 
+def same_locations(one: Block, other: Block) -> bool:
+    """Are these the same locations? A store need not keep those of a block in order."""
+    return one == other or (len(one) == len(other) and set(one) == set(other))
+
+
 def owned_part(block: Block) -> Block:
     """The locations whose bytes are in our care. Only these are stored durably: what hosts report is hidden after a restart anyway, until they report anew."""
     for location in block:

@@ -3,35 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
-from kvcm.common.errors import InvalidArgument, Unsupported
+from kvcm.common.clock import SystemClock
+from kvcm.common.errors import InvalidArgument
+from kvcm.common.redis.target import RedisTarget, parse_target
 from kvcm.config.model import MetaBackendConfig
 from kvcm.data_storage.pool import BlockingPool
 from kvcm.meta.backend import MetadataBackend
 from kvcm.meta.backend_file import FileBackend
 from kvcm.meta.backend_local import LocalBackend
+from kvcm.meta.backend_redis import RedisBackend
 from kvcm.meta.record import RecordCodec
+from kvcm.meta.redis_context import RedisContext, same_store
+from kvcm.meta.write_behind import PARAMETERS, BehindSettings, WriteBehind
+
+_KINDS = ("redis", "async_redis", "cached")
+# `cached` is upstream's name for Redis with everything in memory too, which is what every backend is here.
+_KNOWN = PARAMETERS | {"redis_layout", "persistent_type", "cache_type"}
 
 
-async def stored_instances(config: MetaBackendConfig, in_use: Collection[tuple[MetaBackendConfig, str]], pool: BlockingPool) -> list[str]:
-    """Ids of the instances that the configured store holds records of, without the stores in use, (configuration, instance id). None for stores in
-    memory. Raises InvalidArgument, StorageError."""
-    if not _is_file(config):
-        return []
-    used = [(other.storage_uri, instance_id) for other, instance_id in in_use if _is_file(other)]
-    return await FileBackend.stored_instances(config.storage_uri, used, pool)
+@dataclass(frozen=True, slots=True)
+class MetadataStores:
+    """What backends need that is not in the configuration."""
+
+    pool: BlockingPool
+    redis: RedisContext = field(default_factory=lambda: RedisContext(SystemClock()))
+
+    def open(self, config: MetaBackendConfig, instance_id: str, records: RecordCodec) -> MetadataBackend:
+        """The backend named by the configuration, not opened yet. Raises InvalidArgument."""
+        if config.storage_type == "local":
+            return LocalBackend()
+        if config.storage_type == "dummy":
+            return FileBackend(config.storage_uri, instance_id, records, self.pool) if config.storage_uri else LocalBackend()
+        if config.storage_type in _KINDS:
+            return self._open_redis(config, instance_id, records)
+        raise InvalidArgument(
+            f"metadata backend '{config.storage_type}' is unknown; use 'local' (memory), 'dummy' (file), 'redis' or 'async_redis' (written behind)"
+        )
+
+    def _open_redis(self, config: MetaBackendConfig, instance_id: str, records: RecordCodec) -> MetadataBackend:
+        target = _target(config)
+        layout = target.params.get("redis_layout", "hash")
+        if layout not in ("hash", "legacy"):
+            raise InvalidArgument("the parameter redis_layout of a storage_uri is 'hash' or 'legacy'")
+        behind = BehindSettings.of(target.params)
+        store = RedisBackend(target, instance_id, records, self.redis, legacy=layout == "legacy")
+        return WriteBehind(store, instance_id, behind, self.redis) if _is_behind(config, target) else store
+
+    async def stored_instances(self, config: MetaBackendConfig, in_use: Collection[tuple[MetaBackendConfig, str]]) -> list[str]:
+        """Ids of the instances that the configured store holds records of, without the stores in use, (configuration, instance id). None for stores in
+        memory. Raises InvalidArgument, StorageError."""
+        if config.storage_type in _KINDS:
+            target = _target(config)
+            ids = [instance_id for other, instance_id in in_use if other.storage_type in _KINDS and same_store(_target(other), target)]
+            return await self.redis.stored_instances(target, ids)
+        if not _is_file(config):
+            return []
+        used = [(other.storage_uri, instance_id) for other, instance_id in in_use if _is_file(other)]
+        return await FileBackend.stored_instances(config.storage_uri, used, self.pool)
+
+
+def _target(config: MetaBackendConfig) -> RedisTarget:
+    return parse_target(config.storage_uri, _KNOWN)
+
+
+def _is_behind(config: MetaBackendConfig, target: RedisTarget) -> bool:
+    if config.storage_type != "cached":
+        return config.storage_type == "async_redis"
+    kind = target.params.get("persistent_type", "redis")
+    if kind not in ("redis", "async_redis"):
+        raise InvalidArgument("the parameter persistent_type of a storage_uri is 'redis' or 'async_redis'")
+    return kind == "async_redis"
 
 
 def _is_file(config: MetaBackendConfig) -> bool:
     return config.storage_type == "dummy" and bool(config.storage_uri)
 
 
+async def stored_instances(config: MetaBackendConfig, in_use: Collection[tuple[MetaBackendConfig, str]], pool: BlockingPool) -> list[str]:
+    """`MetadataStores.stored_instances` for callers without Redis' counters."""
+    return await MetadataStores(pool).stored_instances(config, in_use)
+
+
 def open_backend(config: MetaBackendConfig, instance_id: str, records: RecordCodec, pool: BlockingPool) -> MetadataBackend:
-    """The backend named by the configuration, not opened yet. Raises InvalidArgument (unknown) or Unsupported (known, not built yet)."""
-    if config.storage_type == "local":
-        return LocalBackend()
-    if config.storage_type == "dummy":
-        return FileBackend(config.storage_uri, instance_id, records, pool) if config.storage_uri else LocalBackend()
-    if config.storage_type in ("redis", "async_redis", "cached"):
-        raise Unsupported(f"metadata backend '{config.storage_type}' is not part of this version; use 'local' (memory) or 'dummy' (file)")
-    raise InvalidArgument(f"metadata backend '{config.storage_type}' is unknown; use 'local' (memory) or 'dummy' (file)")
+    """`MetadataStores.open` for callers without Redis' counters."""
+    return MetadataStores(pool).open(config, instance_id, records)

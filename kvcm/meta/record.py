@@ -24,8 +24,8 @@ class DamagedRecord(InvalidArgument):
 
 class RecordCodec:
     def __init__(self, encoder: LocationEncoder, slot_of: Callable[[str], int]) -> None:
-        self._encoder = encoder
-        self._slot_of = slot_of
+        self._encoder = self.encoder = encoder
+        self._slot_of = self.slot_of = slot_of
 
     def to_dict(self, location: Location) -> dict[str, Any]:
         fields = location.fields()

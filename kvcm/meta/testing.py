@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Any, TypeVar, cast
 
 from kvcm.common.errors import OutcomeUnknown, StorageError
+from kvcm.config.errors import FencedOut
 from kvcm.data_storage.model import StorageType
 from kvcm.meta.index import MetaIndex
 from kvcm.meta.location import Block, Location, begin_write
@@ -188,6 +189,12 @@ class SuspendingBackend:
 
     async def close(self) -> None:
         self.opened = False
+
+    async def raise_fence(self, fence: int) -> None:
+        await self._point("raise fence")
+        if fence < self.highest_fence:
+            raise FencedOut("a newer leader has raised the fence", self.highest_fence)
+        self.highest_fence = fence
 
     async def load(self) -> AsyncIterator[list[tuple[int, Block]]]:
         items = list(self.store.items())

@@ -16,6 +16,7 @@ from random import Random
 
 from kvcm.common.clock import Clock, SystemClock
 from kvcm.common.ids import IdSource, RandomIds
+from kvcm.common.redis.target import cluster_name
 from kvcm.config.model import MetaBackendConfig
 from kvcm.config.passwords import PasswordHasher
 from kvcm.config.registry import Registry
@@ -32,9 +33,9 @@ from kvcm.data_storage.pool import BlockingPool
 from kvcm.manager.cache_manager import CacheManager
 from kvcm.manager.housekeeper import Housekeeper
 from kvcm.meta.backend import MetadataBackend
-from kvcm.meta.open_backend import open_backend as open_metadata
-from kvcm.meta.open_backend import stored_instances
+from kvcm.meta.open_backend import MetadataStores
 from kvcm.meta.record import RecordCodec
+from kvcm.meta.redis_context import RedisContext
 from kvcm.protocol.location_encoder import ProtoLocationEncoder
 from kvcm.service.admin_service import build_admin_service
 from kvcm.service.cluster import ClusterSnapshot, Endpoint
@@ -146,10 +147,12 @@ class ManagerServer:
         registry = Registry(store, storages, clock, settings.registry_enforce_references, hasher)
         records = RecordCodec(codec, storages.slot_of)
 
-        def metadata(config: MetaBackendConfig, instance_id: str) -> MetadataBackend:
-            return open_metadata(config, instance_id, records, pool)
+        stores = MetadataStores(pool, RedisContext(clock, cluster_name(settings.registry_storage_uri)))
 
-        stored, kept = partial(stored_instances, pool=pool), settings.write_session_keep_after_bad_mask
+        def metadata(config: MetaBackendConfig, instance_id: str) -> MetadataBackend:
+            return stores.open(config, instance_id, records)
+
+        stored, kept = stores.stored_instances, settings.write_session_keep_after_bad_mask
         manager = self._manager = CacheManager(registry, storages, codec, clock, ids, Random(), term, metadata, stored, kept)
         background = (Housekeeper(manager, clock), StorageKeeper(storages, registry))
         lifecycle = Lifecycle(term, registry, manager, background, in_flight, startup, self._own_process)

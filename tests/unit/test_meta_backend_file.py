@@ -12,17 +12,19 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kvcm.common.errors import InvalidArgument, OutcomeUnknown, StorageError, Unsupported
+from kvcm.common.errors import InvalidArgument, OutcomeUnknown, StorageError
 from kvcm.config.model import MetaBackendConfig
 from kvcm.data_storage.model import StorageType
 from kvcm.data_storage.pool import BlockingPool
 from kvcm.meta.backend_file import FileBackend
 from kvcm.meta.backend_local import LocalBackend
+from kvcm.meta.backend_redis import RedisBackend
 from kvcm.meta.index import MetaIndex
 from kvcm.meta.location import Block, Location, begin_write, condemn, promote
 from kvcm.meta.open_backend import open_backend, stored_instances
 from kvcm.meta.record import RecordCodec
 from kvcm.meta.testing import Census, published
+from kvcm.meta.write_behind import WriteBehind
 from kvcm.protocol.location_encoder import ProtoLocationEncoder
 
 pytestmark = pytest.mark.unit
@@ -279,9 +281,13 @@ def test_the_configuration_names_the_backend(uri: str, pool: BlockingPool) -> No
     assert isinstance(opened("local"), LocalBackend)
     assert isinstance(opened("dummy"), LocalBackend)
     assert isinstance(opened("dummy", uri), FileBackend)
-    for kind in ("redis", "async_redis", "cached"):
-        with pytest.raises(Unsupported, match="not part of this version"):
-            opened(kind)
+    for kind in ("redis", "cached"):
+        assert isinstance(opened(kind, "redis://h/?redis_layout=legacy"), RedisBackend)
+    for kind, query in (("async_redis", "async_wait_us=5"), ("cached", "persistent_type=async_redis&cache_type=local")):
+        assert isinstance(opened(kind, f"redis://h/?{query}"), WriteBehind)
+    for kind, where in (("redis", ""), ("redis", "redis://h/?redis_layout=new"), ("async_redis", "redis://h/?async_drain_ms=0"), ("redis", "redis://h/?x=1")):
+        with pytest.raises(InvalidArgument):
+            opened(kind, where)
     with pytest.raises(InvalidArgument, match="is unknown"):
         opened("punchcard")
 

@@ -133,3 +133,8 @@ def _address(text: str, default_port: int) -> Address:
     if not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) <= 65535:
         raise InvalidArgument("the port of a Redis URI must be a number from 1 to 65535")
     return host, int(port)
+
+
+def cluster_name(uri: str) -> str:
+    """The cluster that a Redis URI names; empty for none and for URIs of other kinds. Raises InvalidArgument."""
+    return parse_target(uri).cluster_name if is_redis_uri(uri) else ""

@@ -1,0 +1,104 @@
+"""What the metadata stores in Redis of one manager share: time, counters, and the list of instances that this cluster has stored blocks of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from kvcm.common.clock import Clock
+from kvcm.common.errors import OutcomeUnknown, StorageError
+from kvcm.common.redis.connection import RedisConnection, ask, connect, glob_escaped, pack
+from kvcm.common.redis.fenced import FencedRedis
+from kvcm.common.redis.target import RedisTarget
+
+log = logging.getLogger("kvcm.meta.redis")
+
+_SCAN_COUNT = 4096
+_TIMEOUT_S = 30.0
+
+
+@dataclass(slots=True)
+class RedisStats:
+    """Monotone counters, except those of the write-behind queues and `loading`."""
+
+    connections: int = 0
+    batches: int = 0
+    blocks: int = 0
+    failures: int = 0
+    unknown: int = 0
+    fenced: int = 0
+    loaded: int = 0
+    damaged: int = 0
+    dropped: int = 0
+    """Blocks whose last change was accepted for writing behind and never reached Redis."""
+    loading: dict[str, list[int]] = field(default_factory=dict)
+    """Instance id -> [blocks looked at, blocks found by the scan], while a recovery is under way."""
+    behind: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Instance id -> (blocks that wait, monotonic microseconds since when the oldest does; 0: none)."""
+
+    def connected(self) -> None:
+        self.connections += 1
+
+    def failed(self, error: StorageError) -> None:
+        if isinstance(error, OutcomeUnknown):
+            self.unknown += 1
+        else:
+            self.failures += 1
+
+
+class RedisContext:
+    def __init__(self, clock: Clock, cluster_name: str = "") -> None:
+        """`cluster_name`: of the manager, for URIs that do not name one."""
+        self.wall_us = clock.wall_us
+        self.monotonic_us = clock.monotonic_us
+        self.stats = RedisStats()
+        self._cluster_name = cluster_name
+
+    def _list_key(self, target: RedisTarget) -> str:
+        """Empty when the cluster has no name: then nobody could tell its instances from those of others in the same Redis."""
+        name = target.cluster_name or self._cluster_name
+        return f"kvcm:{name}:instances" if name else ""
+
+    async def remember(self, redis: FencedRedis, target: RedisTarget, instance_id: str) -> None:
+        """List the instance as this cluster's. Raises StorageError."""
+        key = self._list_key(target)
+        if key:
+            await ask(await redis.connection(), [pack("SADD", key, instance_id)], target.timeout_s)
+
+    async def stored_instances(self, target: RedisTarget, in_use: Collection[str]) -> list[str]:
+        """Instances of this cluster that are not in use and still have blocks. Raises StorageError."""
+        key = self._list_key(target)
+        if not key:
+            return []
+        connection = await connect(target, "kvcm-leftovers")
+        try:
+            (names,) = await ask(connection, [pack("SMEMBERS", key)], target.timeout_s)
+            candidates = {name.decode("utf-8", "replace") for name in names} - set(in_use)
+            left = [instance_id for instance_id in sorted(candidates) if await _has_blocks(connection, instance_id)]
+            gone = sorted(candidates - set(left))
+            if gone:
+                await ask(connection, [pack("SREM", key, *gone)], target.timeout_s)
+            return left
+        finally:
+            connection.close()
+
+
+async def _has_blocks(connection: RedisConnection, instance_id: str) -> bool:
+    cursor = b"0"
+    pattern = glob_escaped(f"kvcache:instance_{instance_id}:cache_") + "*"
+    while True:
+        ((cursor, names),) = await ask(connection, [pack("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)], _TIMEOUT_S)
+        if names:
+            return True
+        if cursor == b"0":
+            return False
+
+
+def same_store(one: RedisTarget, other: RedisTarget) -> bool:
+    """Do both name the same database, whatever their other parameters?"""
+    return _place(one) == _place(other)
+
+
+def _place(target: RedisTarget) -> RedisTarget:
+    return replace(target, user="", password="", cluster_name="", timeout_ms=1, tls_ca_file="", tls_cert_file="", tls_key_file="", params={})

@@ -1,0 +1,192 @@
+"""What blocks look like in Redis: upstream's recorded layouts are read, and what is written is them, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+
+import hiredis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcm.common.redis.fenced import arg
+from kvcm.data_storage.model import StorageType
+from kvcm.meta.location import Block, Location, LocationFields, Status, begin_write, condemn, promote, restore
+from kvcm.meta.record import DamagedRecord, RecordCodec
+from kvcm.meta.redis_read import BlockUnpacker
+from kvcm.meta.redis_write import BlockPacker
+from kvcm.protocol.location_encoder import ProtoLocationEncoder
+
+pytestmark = pytest.mark.unit
+
+ENCODER = ProtoLocationEncoder()
+SLOTS: dict[str, int] = {}
+RECORDS = RecordCodec(ENCODER, lambda name: SLOTS.setdefault(name, len(SLOTS)))
+URI = "file://nfs_01/tmp/nfs/i1/tp0/7b_0123456789abcdef?blkid=1&size=1024"
+
+
+def location(name: str = "0a1b2c3d", uri: str = URI, previous: int | None = None, specs: int = 1, created: int = 1_700_000_000_000_000) -> Location:
+    named = [(f"tp{number}", uri) for number in range(specs)]
+    size = 1024 * specs
+    wire = ENCODER.encode(StorageType.NFS, named)
+    slot = RECORDS.slot_of("nfs_01")
+    return begin_write(type_code=StorageType.NFS, storage_slot=slot, create_time_us=created, size=size, location_id=name, previous_key=previous, wire=wire)
+
+
+def unpack(**fields: str | bytes) -> Block:
+    return BlockUnpacker(RECORDS).unpack(
+        [raw for name, value in fields.items() for raw in (name.encode(), value if isinstance(value, bytes) else value.encode())]
+    )
+
+
+def packed(blocks: dict[int, Block], *, legacy: bool = False) -> dict[int, dict[str, str]]:
+    """What the script is told to store, by key; the time is its own."""
+    raw, count = asyncio.run(BlockPacker(RECORDS, legacy=legacy).pack(blocks))
+    reader = hiredis.Reader()
+    reader.feed(b"*%d\r\n" % count + raw)
+    args = [item.decode() for item in reader.gets()]
+    found: dict[int, dict[str, str]] = {}
+    at = 0
+    while at < len(args):
+        fields = args[at + 2 : at + 2 + int(args[at + 1])]
+        found[int(args[at])] = dict(zip(fields[::2], fields[1::2], strict=True))
+        at += 2 + len(fields)
+    return found
+
+
+def test_a_written_block_is_that_of_upstream() -> None:
+    block = (promote(location(previous=-5)),)
+    text = '{"id":"0a1b2c3d","status":3,"type":4,"spec_size":1,"create_time":1700000000000000,"location_specs":[{"name":"tp0","uri":"URI"}]}'.replace(
+        "URI", URI
+    )
+    assert packed({7: block}) == {7: {"BP#prev_key": "-5", "L#0a1b2c3d": text}}
+
+
+def test_a_block_in_the_older_layout_is_that_of_the_recorded_samples() -> None:
+    # Recorded (upstream-samples): fields __uri__, _prev_key_, __lru_time__; records without a creation time.
+    text = '{"0a1b2c3d":{"id":"0a1b2c3d","status":3,"type":4,"spec_size":1,"location_specs":[{"name":"tp0","uri":"URI"}]}}'.replace("URI", URI)
+    block = unpack(__uri__=text, _prev_key_="12", __lru_time__="1700000000000000")
+    assert block == (promote(location(previous=12, created=0)),)
+    assert packed({7: block}, legacy=True) == {7: {"__uri__": text, "_prev_key_": "12"}}
+
+
+def test_locations_in_fields_of_their_own_are_read_in_the_older_naming_too() -> None:
+    text = json.dumps(RECORDS.to_dict(promote(location())))
+    assert unpack(__loc__0a1b2c3d=text, __lru_time__="5") == (promote(location()),)
+
+
+def test_properties_that_are_not_ours_are_not_looked_at() -> None:
+    text = json.dumps(RECORDS.to_dict(location()))
+    fields = {"BP#lru_time": "1", "BP#ttl": "x", "BP#hit_count": "3", "P#0a1b2c3d#tier": "cold", "L#0a1b2c3d": text}
+    assert unpack(**fields) == (location(),)
+    assert unpack(**{"BP#lru_time": "1"}) == ()
+
+
+def test_a_record_with_fields_of_later_releases_is_read() -> None:
+    record = RECORDS.to_dict(location()) | {"migration_copy_guard": {"a": 1}, "checksum": 9}
+    record["location_specs"][0]["node_id"] = "n1"
+    assert unpack(**{"L#0a1b2c3d": json.dumps(record)}) == (restore(location().fields()._replace(checksum=9), location().wire),)
+
+
+def test_what_hosts_report_is_left_to_them() -> None:
+    record = RECORDS.to_dict(location()) | {"type": int(StorageType.EVENT_REPORT_L2)}
+    assert unpack(**{"L#0a1b2c3d": json.dumps(record)}) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("L#0a1b2c3d", "{"),
+        ("L#0a1b2c3d", "[]"),
+        ("L#0a1b2c3d", b"\xff"),
+        ("L#other", json.dumps(RECORDS.to_dict(location()))),
+        ("L#0a1b2c3d", json.dumps(RECORDS.to_dict(location()) | {"status": 9})),
+        ("L#0a1b2c3d", json.dumps(RECORDS.to_dict(location()) | {"type": 77})),
+        ("L#0a1b2c3d", json.dumps(RECORDS.to_dict(location())).replace("size=1024", "size=many")),
+        ("L#0a1b2c3d", json.dumps(RECORDS.to_dict(location())).replace("size=1024", "size=1&size=2x")),
+        ("__uri__", '{"a":5}'),
+        ("__uri__", "nothing"),
+        ("BP#prev_key", "many"),
+        ("BP#prev_key", str(1 << 63)),
+    ],
+)
+def test_a_damaged_record_is_said_to_be_damaged(name: str, text: str | bytes) -> None:
+    with pytest.raises(DamagedRecord):
+        unpack(**{"L#ffffffff": json.dumps(RECORDS.to_dict(location("ffffffff"))), name: text})
+
+
+@dataclass(frozen=True)
+class Shape:
+    status: Status
+    name: str
+    uri: str
+    previous: int | None
+    checksum: int
+    created: int
+    specs: int
+
+
+KEYS = st.integers(-(1 << 63), (1 << 63) - 1)
+TEXTS = st.sampled_from(["", "x", "ä", '"', "\\", "size", "%25", "a&b=c"])
+URIS = st.builds(
+    "file://{}/p{}/q?blkid=1&{}size={}".format, st.sampled_from(["s1", "s2", "näme"]), TEXTS, st.sampled_from(["", "x=y&"]), st.integers(0, 1 << 40)
+)
+SHAPES = st.builds(
+    Shape,
+    st.sampled_from([Status.WRITING, Status.SERVING, Status.DELETING]),
+    st.text("abcdef0123456789_#-", min_size=1, max_size=8),
+    URIS,
+    st.none() | KEYS,
+    st.sampled_from([0, 0, 5, -1]),
+    st.sampled_from([0, 1, 1_700_000_000_000_000]),
+    st.integers(1, 2),
+)
+
+
+def made(shape: Shape) -> Location:
+    wire = ENCODER.encode(StorageType.NFS, [(f"tp{number}", shape.uri) for number in range(shape.specs)])
+    size = shape.specs * int(shape.uri.rpartition("size=")[2])
+    slot = RECORDS.slot_of(shape.uri.split("/")[2])
+    return restore(LocationFields(shape.status, StorageType.NFS, slot, shape.created, size, shape.name, shape.previous, shape.checksum), wire)
+
+
+BLOCKS = st.lists(SHAPES, max_size=3, unique_by=lambda shape: shape.name).map(lambda shapes: tuple(map(made, shapes)))
+
+
+@given(st.dictionaries(KEYS, BLOCKS, max_size=6), st.booleans())
+def test_what_is_written_is_read_and_the_quick_way_writes_the_same(blocks: dict[int, Block], legacy: bool) -> None:
+    stored = packed(blocks, legacy=legacy)
+    packer = BlockPacker(RECORDS, legacy=legacy)
+    for key, block in blocks.items():
+        assert stored[key] == {name.decode(): value.decode() for name, value in (packer.fields_of(block) if block else [])}
+        flat = [item.encode() for pair in stored[key].items() for item in pair]
+        assert set(BlockUnpacker(RECORDS).unpack(flat)) == set(block)
+
+
+def test_neighbours_share_nothing_but_what_is_the_same() -> None:
+    blocks: dict[int, Block] = {
+        1: (location("aaaaaaaa"),),
+        2: (promote(location("bbbbbbbb", previous=1), 77),),
+        3: (condemn(location("cccc", previous=2)),),
+        4: (),
+        5: (location("dddddddd", URI.replace("1024", "2048"), previous=3, created=5),),
+        6: (location("eeeeeeee", previous=5, specs=2),),
+    }
+    stored = packed(blocks)
+    assert list(stored) == list(blocks)
+    assert [json.loads(next(iter(fields[name] for name in fields if name[0] == "L"), "{}")).get("status") for fields in stored.values()] == [
+        2,
+        3,
+        4,
+        None,
+        2,
+        2,
+    ]
+    assert json.loads(stored[2]["L#bbbbbbbb"])["checksum"] == 77
+    assert [fields.get("BP#prev_key") for fields in stored.values()] == [None, "1", "2", None, "3", "5"]
+
+
+def test_an_argument_is_packed_with_its_length_in_bytes() -> None:
+    assert arg("ä".encode()) == b"$2\r\n\xc3\xa4\r\n"
