@@ -192,9 +192,7 @@ class EventReports:
         version: str,
         undo: dict[int, list[Location]],
     ) -> None:
-        wanted: dict[int, list[Add]] = {}
-        for block in snapshot.blocks:
-            wanted.setdefault(block.key, []).append(block)
+        wanted = snapshot.blocks
         slot, now_us = self._storages.slot_of(storage.name), self._clock.wall_us()
 
         def plan(_: int, key: int, block: Block) -> Block | None:

@@ -7,6 +7,7 @@ It reads as nobody: no access time changes.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from kvcm.meta.location import Block
 log = logging.getLogger("kvcm.events")
 
 PAGES_PER_STEP = 32
-"""Some 2,000 blocks, about 2 ms."""
+"""Some 2,000 blocks."""
+_PAGES_AT_ONCE = 8  # a few milliseconds when every block has to be changed
 
 
 @dataclass(slots=True)
@@ -57,7 +59,9 @@ class Cleaner:
             if state.cleaned_epoch == roster.garbage_epoch:
                 return False
             state.epoch, state.pages, state.failed, state.taken = roster.garbage_epoch, shard.index.pages(), False, 0
-        for _ in range(PAGES_PER_STEP):
+        for count in range(PAGES_PER_STEP):
+            if count and not count % _PAGES_AT_ONCE:
+                await asyncio.sleep(0)
             page = next(state.pages, None)
             if page is None:
                 self._end(shard, state)

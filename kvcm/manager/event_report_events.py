@@ -72,9 +72,9 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that the host holds, in all mediums. Medium and key are unique."""
+    """Everything that the host holds, by block key: one `Add` a medium."""
 
-    blocks: tuple[Add, ...]
+    blocks: Mapping[int, Sequence[Add]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +138,21 @@ def check_block_count(count: int) -> None:
         raise InvalidArgument(f"a snapshot may have at most {MAX_BLOCKS} blocks, not {count}")
 
 
+def fold(blocks: Iterable[Add], into: dict[int, list[Add]]) -> None:
+    """Blocks of a snapshot by key. Raises InvalidArgument."""
+    for block in blocks:
+        others = into.setdefault(block.key, [])
+        if any(other.medium == block.medium for other in others):
+            raise InvalidArgument("a snapshot names a block of one medium twice")
+        others.append(block)
+
+
 def snapshot(blocks: Sequence[Add]) -> Snapshot:
-    """Raises InvalidArgument."""
+    """A short one; a long one is folded in parts, so that others run in between. Raises InvalidArgument."""
     check_block_count(len(blocks))
-    if len({(block.key, block.medium) for block in blocks}) != len(blocks):
-        raise InvalidArgument("a snapshot names a block of one medium twice")
-    return Snapshot(tuple(blocks))
+    folded: dict[int, list[Add]] = {}
+    fold(blocks, folded)
+    return Snapshot(folded)
 
 
 def versioned(uri: str, version: str) -> str:

@@ -30,7 +30,7 @@ MAX_HYBRID_PEERS = 32
 """Of a hybrid query: each peer is a walk over all blocks there."""
 _L2 = int(StorageType.EVENT_REPORT_L2)
 _SLICE = 256
-_WALK_SLICE = 8192
+_WALK_SLICE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,9 @@ class HostStates:
         pop = shard.instance.model_deployment.use_eagle_pop
         local: dict[str, int] = {}
         for host in sorted(rows[0]):
-            length, _, walked = walk(rows, host, None, need, pop)
+            length, _ = await walk(rows, host, None, need, pop)
             if length:
                 local[host] = length
-            if walked > _SLICE:
-                await asyncio.sleep(0)
         best = sorted(local, key=lambda host: (-local[host], host))[: min(query.p2p_hosts, MAX_P2P_HOSTS)]
         extended = {host: await extend(rows, host, need, pop) for host in best}
         return [HostMatch(host, length, *max(extended.get(host, (0, length)), (0, length), key=lambda pair: pair[1])) for host, length in local.items()]
@@ -146,14 +144,16 @@ def need_of(instance: Instance, query_type: QueryType) -> Need:
     return Need(needed, needed | sum(bit_of[name] for name in state - full), bit_of)
 
 
-def walk(rows: Sequence[Row], host: str, peer: str | None, need: Need, pop: bool) -> tuple[int, int, int]:
-    """(blocks that count, how many of them the host fetches from the peer, blocks looked at). `pop`: the engine computes its last block anew."""
+async def walk(rows: Sequence[Row], host: str, peer: str | None, need: Need, pop: bool) -> tuple[int, int]:
+    """(blocks that count, how many of them the host fetches from the peer). `pop`: the engine computes its last block anew."""
     full, whole, width = need.full, need.whole, need.width
     own_part = (1 << width) - 1
     ends: list[int] = []
     fetched: list[int] = []
     end = len(rows)
     for at, row in enumerate(rows):
+        if at and not at % _WALK_SLICE:
+            await asyncio.sleep(0)
         own = row.get(host, 0) & own_part
         both = own | row.get(peer, 0) >> width if peer is not None else own
         if both & full != full:
@@ -165,7 +165,7 @@ def walk(rows: Sequence[Row], host: str, peer: str | None, need: Need, pop: bool
             fetched.append(at)
     limit = end - 1 if pop and end else end
     length = next((stop for stop in reversed(ends) if stop <= limit), 0)
-    return length, sum(at < (length if need.bit_of else end) for at in fetched), end
+    return length, sum(at < (length if need.bit_of else end) for at in fetched)
 
 
 async def extend(rows: Sequence[Row], host: str, need: Need, pop: bool) -> tuple[int, int]:
@@ -196,9 +196,8 @@ async def _extend_hybrid(rows: Sequence[Row], host: str, need: Need, pop: bool) 
         having.update(name for name, bits in row.items() if name != host and bits >> need.width)
     best = (0, 0)
     for peer, _ in sorted(having.items(), key=lambda entry: (-entry[1], entry[0]))[:MAX_HYBRID_PEERS]:
-        total, fetched, walked = walk(rows, host, peer, need, pop)
+        total, fetched = await walk(rows, host, peer, need, pop)
         if (total, -fetched) > (best[1], -best[0]):
             best = (fetched, total)
-        if walked > _SLICE:
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)
     return best

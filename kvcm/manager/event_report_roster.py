@@ -98,6 +98,7 @@ class Roster:
         self._tombstones: dict[ReporterId, None] = {}
         self._known: dict[bytes, Source] = {}
         self._count = 0
+        self._next_look_us = 0
         self.garbage_epoch = 0
         """Grows whenever stored copies may have become garbage: a round of clean-up that began before has to be repeated."""
 
@@ -175,7 +176,10 @@ class Roster:
             self._bury(kind, host)
 
     def age(self, timings_of: Callable[[StorageType], EventReportSpec], now_us: int) -> None:
-        """Hide who is silent, end who was silent for too long."""
+        """Hide who is silent, end who was silent for too long; not more often than the shortest `liveness_check_interval_ms` says."""
+        if now_us < self._next_look_us:
+            return
+        self._next_look_us = now_us + 1000 * min(timings_of(kind).liveness_check_interval_ms for kind in StorageType if kind.reported)
         for reporter in self.reporters():
             self._aged(reporter.kind, reporter.host, timings_of(reporter.kind), now_us)
 

@@ -1,6 +1,6 @@
 """Does a block have to be written? (wire contract 4.12, behaviour 3.5)
 
-One rule for every form of the answer. A location that may be seen (see InstanceShard.shown) counts as "there" when it is
+One rule for every form of the answer. A location that may be seen (see InstanceShard) counts as "there" when it is
 
 - WRITING or SERVING in an available storage, and covers the specs that are asked for; a SERVING one whose bytes are definitely gone does not count;
 - DELETING in a storage whose paths are not unique: a new allocation would get the very same bytes (I-DS-6).
@@ -25,8 +25,7 @@ class Presence:
 
     def missing(self, shard: InstanceShard, keys: Sequence[int], wanted: Sequence[Sequence[str]], min_replicas: int) -> list[int]:
         """Positions to write. A key that occurs twice is missing at its first position only, unless its second one asks for other specs."""
-        get = shard.index.get
-        reports = shard.reports
+        get = shard.index.get if shard.reports is None else shard.get_shown
         seen: set[object] = set()
         positions = []
         for position, key in enumerate(keys):
@@ -34,8 +33,6 @@ class Presence:
             if mark in seen:
                 continue
             block = get(key)
-            if reports is not None:
-                block = reports.shown(block)
             if not block or self.is_missing(block, wanted[position], min_replicas, shard.has_groups, None):
                 seen.add(mark)
                 positions.append(position)

@@ -62,6 +62,9 @@ class InstanceShard:
         """The block as readers see it: without what hosts have reported that are not there now, and what is no longer true."""
         return block if self.reports is None else self.reports.shown(block)
 
+    def get_shown(self, key: int) -> Block:
+        return self.shown(self.index.get(key))
+
     def ordered(self, names: Iterable[str]) -> list[str]:
         """Spec names in registration order, unknown ones dropped."""
         wanted = set(names)

@@ -28,7 +28,7 @@ L1, L2 = StorageType.EVENT_REPORT_L1P5, StorageType.EVENT_REPORT_L2
 TIMINGS = EventReportSpec(
     heartbeat_timeout_ms=1000,
     cleanup_grace_ms=2000,
-    liveness_check_interval_ms=200,
+    liveness_check_interval_ms=60,
     snapshot_min_interval_ms=500,
     snapshot_delta_drain_timeout_ms=60_000,
 )

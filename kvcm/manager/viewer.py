@@ -66,12 +66,12 @@ class Viewer:
         return views
 
     def detail(self, shard: InstanceShard, key: int) -> BlockDetail:
-        block = shard.shown(shard.index.get(key))
+        block = shard.get_shown(key)
         written = next((location for location in block if not is_reported(location)), None)
         return BlockDetail(previous_key_of(written) if written else None, [self._detail_one(shard, location) for location in block])
 
     def _view_one(self, shard: InstanceShard, key: int) -> BlockView:
-        block = shard.shown(shard.index.get(key))
+        block = shard.get_shown(key)
         if not block:
             return BlockView(self._codec.encode(0, ()), _NOT_FOUND)
         location = min(block, key=lambda loc: _USEFULNESS.index(loc.status))

@@ -17,14 +17,15 @@ from kvcm.manager.event_report_events import (
     Event,
     EventKind,
     HostDown,
+    Snapshot,
     add,
     check_block_count,
     check_host,
     check_together,
     delete,
+    fold,
     heartbeat,
     register,
-    snapshot,
 )
 from kvcm.manager.event_report_hosts import HostQuery
 from kvcm.protocol import meta_service_pb2 as meta
@@ -139,12 +140,12 @@ def _event(item: meta.EventItem) -> Event:
 async def _snapshot(item: meta.EventItem) -> Event:
     blocks = _payload(item).blocks
     check_block_count(len(blocks))
-    found: list[Add] = []
+    found: dict[int, list[Add]] = {}
     for start in range(0, len(blocks), _SLICE):
         if start:
             await asyncio.sleep(0)
-        found.extend(_add(block) for block in blocks[start : start + _SLICE])
-    return snapshot(found)
+        fold(map(_add, blocks[start : start + _SLICE]), found)
+    return Snapshot(found)
 
 
 def _payload(item: meta.EventItem) -> Any:

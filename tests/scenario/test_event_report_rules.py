@@ -285,7 +285,7 @@ def test_a_snapshot_replaces_everything_in_all_mediums(tmp_path: Path) -> None:
         await desk.clean()
         assert desk.stored() == 2
         await desk.world.advance(0.6)
-        await desk.good("h1", Snapshot(()))
+        await desk.good("h1", snapshot([]))
         assert desk.content(range(9)) == {}
         await desk.good("h1", add("5", "mem", specs()))
         assert [key for key, _ in desk.content(range(9))] == [5]

@@ -299,7 +299,7 @@ def test_clean_up_touches_no_access_time_and_nothing_of_others(tmp_path: Path) -
         assert (desk.stored(), desk.shard.index.key_count) == (0, 300)
         assert len(await desk.world.read("i", write.keys)) == 300
         assert desk.shard.index._reported == 0
-        assert await desk.world.manager.tend_reports() == 0.2
+        assert await desk.world.manager.tend_reports() == 0.06
 
     play(tmp_path, story)
 
