@@ -98,7 +98,7 @@ def _replay(options: argparse.Namespace, target: Target, requests: int) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     """What can be wrong with the options, before anything starts."""
-    from kvcm.client.config import check_address
+    from kvcm.client.seeds import check_address
 
     if options.manager is not None:
         check_address(options.manager)

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvcm.client.errors import ClientError, InvalidBackendConfig, InvalidClientConfig, InvalidRole, InvalidSdkConfig
 from kvcm.client.security import PLAIN, ClientSecurity
+from kvcm.client.seeds import Seeds
 from kvcm.client.types import RoleType
 from kvcm.data_storage.model import StorageType
 
@@ -52,11 +53,16 @@ class ModelDeployment:
 
 @dataclass(frozen=True, slots=True)
 class MetaChannelConfig:
-    """`retry_time`: most attempts of one idempotent read (1 or less: no repeat). Seconds otherwise."""
+    """`retry_time`: most attempts of one idempotent read (1 or less: no repeat). Seconds otherwise.
+
+    `failover_s` (an own key of ours, `failover_timeout`): how much longer than `call_timeout_s` a call may take to follow the leader. 0: it may move to
+    a leader that is known at once, and never waits for one.
+    """
 
     retry_time: int = 3
     connection_timeout_s: float = 1.0
     call_timeout_s: float = 0.1
+    failover_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +113,7 @@ class ClientConfig:
         )
 
     def require_addresses(self) -> tuple[str, ...]:
-        """The managers' addresses; a scheduler cannot start without one."""
+        """The managers' addresses, `host:port` or discovery URLs; a scheduler cannot start without one."""
         if not self.addresses:
             raise InvalidClientConfig("address must list at least one manager as host:port for the scheduler role")
         return self.addresses
@@ -199,8 +205,8 @@ class _Section:
             raise self.fail(key, "must be true or false")
         return value
 
-    def seconds(self, key: str, default_ms: int) -> float:
-        return self.integer(key, default_ms, low=1, high=_MAX_MS) / 1000
+    def seconds(self, key: str, default_ms: int, low: int = 1) -> float:
+        return self.integer(key, default_ms, low=low, high=_MAX_MS) / 1000
 
 
 def _addresses(root: _Section) -> tuple[str, ...]:
@@ -209,16 +215,8 @@ def _addresses(root: _Section) -> tuple[str, ...]:
         return ()
     if not isinstance(raw, list) or len(raw) > _MAX_ADDRESSES:
         raise root.fail("address", f"must be a list of at most {_MAX_ADDRESSES} texts of the form host:port")
-    for item in raw:
-        check_address(item)
+    Seeds(raw)
     return tuple(raw)
-
-
-def check_address(value: object) -> None:
-    """Raises InvalidClientConfig unless `value` is a text `host:port`."""
-    host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 65536:
-        raise InvalidClientConfig("every address must have the form host:port with a port from 1 to 65535")
 
 
 def _groups(root: _Section, infos: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
@@ -254,6 +252,7 @@ def _channel(section: _Section) -> MetaChannelConfig:
         retry_time=section.integer("retry_time", 3, low=0, high=100),
         connection_timeout_s=section.seconds("connection_timeout", 1000),
         call_timeout_s=section.seconds("call_timeout", 100),
+        failover_s=section.seconds("failover_timeout", 1000, low=0),
     )
 
 

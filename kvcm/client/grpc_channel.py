@@ -26,3 +26,15 @@ def denied(code: grpc.StatusCode, method: str, address: str) -> AccessDenied | N
     else:
         return None
     return AccessDenied(f"{method}: the manager at {address} {wants}", grpc_status=code.name, may_have_run=False)
+
+
+# What gRPC says when no connection could be made; a connection that breaks later has other words, and with those nothing is sure.
+_NEVER_SENT = ("failed to connect to all addresses", "connections to all backends failing", "dns resolution failed", "name resolution failure")
+
+
+def never_sent(error: grpc.RpcError) -> bool:
+    """Is it certain that the call never left this process? Unsure counts as no."""
+    if not isinstance(error, grpc.Call | grpc.aio.AioRpcError) or error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return False
+    details = (error.details() or "").lower()
+    return details.startswith(_NEVER_SENT)

@@ -7,8 +7,10 @@
 Every method takes the request as a dictionary of the JSON API and returns the whole reply; 64-bit integers in replies are strings. With `check_response`
 (the default) a reply other than OK raises the ServiceError of its code, which also is an AssertionError, as existing callers expect.
 
-A request is sent again only when the manager answers SERVER_NOT_LEADER, which says that nothing was done. Without an answer, a read raises RpcFailed and a
-change RpcOutcomeUnknown: it may have happened. See http_route for how the leader is followed.
+With `auto_discover_leader`, a request is sent again when the manager answers SERVER_NOT_LEADER or no connection could be made, which says that nothing was
+done; a read also without an answer, unless it was too late from a manager that still leads. A change without an answer raises RpcOutcomeUnknown and is never
+sent again: it may have happened. `leader_retry_count` bounds the repeats, or, if it is above 0, `failover_seconds` on top of the request's own time. See
+http_route for how the leader is followed.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ _HEADERS = {"Accept": "application/json", "Content-Type": "application/json"}
 _NOT_LEADER = "SERVER_NOT_LEADER"
 _MAX_REPEATS = 100
 _MAX_SECONDS = 86_400.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 0.5
 # The others change nothing, or (registerInstance) the same thing again.
 _CHANGES = frozenset(("startWriteCache", "finishWriteCache", "removeCache", "trimCache", "reportEvent"))
 # What a reply without a code means.
@@ -47,7 +50,7 @@ _Error = TypeVar("_Error", bound=ClientError)
 
 
 class KvCacheManagerClient:
-    """`base_url`: http(s)://host:port, or static://host:port[,host:port...]. Close it, or use it in a `with` block."""
+    """`base_url`: http(s)://host:port, static://host:port[,host:port...], dns://name[:port] or dns+srv://name. Close it, or use it in a `with` block."""
 
     def __init__(
         self,
@@ -60,17 +63,21 @@ class KvCacheManagerClient:
         discovery_refresh_interval_seconds: float = 30,
         min_discover_interval_seconds: float = 1,
         request_timeout_seconds: float = 1.0,
+        failover_seconds: float = 0.0,
         security: ClientSecurity = PLAIN,
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         draw: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """Raises InvalidClientConfig, and Unsupported for vipserver:// and spectrum://. A leader that is not found is no error yet.
+        """Raises InvalidClientConfig, Unsupported for vipserver:// and spectrum://, NotReady for a name that cannot be looked up. A leader that is not found is
+        no error yet. Members of a list are spoken to over https if `security` has TLS.
 
         With `auto_discover_leader`, asks `base_url` who leads (at most one request time-out for each of up to three members of a list).
         """
         self._timeout = _seconds("request_timeout_seconds", request_timeout_seconds)
         self._repeats = _repeats(leader_retry_count) if auto_discover_leader else 0
+        self._failover = _seconds("failover_seconds", failover_seconds, zero=True) if auto_discover_leader else 0.0
+        self._now = now
         self._base = _seconds("leader_retry_base_interval_seconds", leader_retry_base_interval_seconds, zero=True)
         rules = RefreshRules(
             auto_discover_leader,
@@ -82,7 +89,7 @@ class KvCacheManagerClient:
         self._sleep = sleep
         self._draw = draw
         self._transport = HttpTransport(security.ssl_context, now=now)
-        self._route = Route(Entry(base_url), rules, self._ask_leader, now)
+        self._route = Route(Entry(base_url, "https" if security.tls is not None else "http"), rules, self._ask_leader, now)
         self._route.start()
 
     @classmethod
@@ -152,18 +159,47 @@ class KvCacheManagerClient:
 
     def _call(self, api: str, data: Json, check: bool) -> Json:
         body = _encoded(api, data)
+        until = self._now() + self._timeout + self._failover
         target = self._route.target
-        status, reply = self._send(target, api, body)
-        for attempt in range(1, self._repeats + 1):
-            if status_code(reply) != _NOT_LEADER:
+        status, reply, problem = self._try(target, api, body)
+        attempt = 0
+        while problem is not None or status_code(reply) == _NOT_LEADER:
+            attempt += 1
+            if not self._rest(attempt, until):
                 break
-            self._sleep(self._base * attempt + self._draw(0, self._base))
-            if self._route.refresh():
-                target = self._route.target
-                status, reply = self._send(target, api, body)
+            if not self._route.refresh():
+                continue
+            if problem is not None and problem.may_have_run and problem.grpc_status == "DEADLINE_EXCEEDED" and self._route.target == target:
+                break  # a leader that is too slow gets no second copy of its work
+            target = self._route.target
+            status, reply, problem = self._try(target, api, body)
+        if problem is not None:
+            raise problem
         if check:
             _check(api, target, status, reply)
         return reply
+
+    def _try(self, target: Origin, api: str, body: bytes) -> tuple[int, Json, RpcFailed | None]:
+        """(status, reply, None), or in place of a reply why there was none, if the request may be sent again. Raises the other failures."""
+        try:
+            return *self._send(target, api, body), None
+        except RpcFailed as error:
+            if isinstance(error, RpcOutcomeUnknown) or error.grpc_status not in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+                raise
+            return 0, {}, error
+
+    def _rest(self, attempt: int, until: float) -> bool:
+        """Wait a little before the next attempt. False: there is none."""
+        if not self._failover:
+            if attempt > self._repeats:
+                return False
+            self._sleep(self._base * attempt + self._draw(0, self._base))
+            return True
+        pause = min(max(self._base, _FIRST_PAUSE_S) * 2 ** min(attempt - 1, 10), _MAX_PAUSE_S) * self._draw(0.5, 1.0)
+        if attempt > _MAX_REPEATS or self._now() + pause >= until:
+            return False
+        self._sleep(pause)
+        return True
 
     def _send(self, target: Origin, api: str, body: bytes) -> tuple[int, Json]:
         """One request, never repeated. A failure wakes the refresh of the route, for the requests after this one."""
@@ -197,6 +233,7 @@ _CONFIGURABLE = (
     "discovery_refresh_interval_seconds",
     "min_discover_interval_seconds",
     "request_timeout_seconds",
+    "failover_seconds",
 )
 
 

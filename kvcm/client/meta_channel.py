@@ -9,7 +9,7 @@ import grpc
 
 from kvcm.client.config import MetaChannelConfig
 from kvcm.client.errors import RpcFailed
-from kvcm.client.grpc_channel import denied
+from kvcm.client.grpc_channel import denied, never_sent
 from kvcm.protocol.meta_service_pb2_grpc import MetaServiceStub
 
 _SERVICE = "kv_cache_manager.proto.meta.MetaService"
@@ -78,4 +78,5 @@ def failure(error: grpc.RpcError, method: str, address: str) -> RpcFailed:
         why = "cannot be reached"
     else:
         why = f"ended the call with status {code.name}"
-    return RpcFailed(f"{method}: the manager at {address} {why}", grpc_status=code.name, may_have_run=code not in _NEVER_RAN)
+    never_ran = code in _NEVER_RAN or never_sent(error)
+    return RpcFailed(f"{method}: the manager at {address} {why}", grpc_status=code.name, may_have_run=not never_ran)

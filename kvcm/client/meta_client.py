@@ -13,6 +13,8 @@ may have happened. Blocks are named by `keys` (signed 64-bit), or by `tokens`, w
 
 from __future__ import annotations
 
+import queue
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,13 +22,14 @@ from typing import Any, TypeVar
 
 import grpc
 
-from kvcm.client import meta_core, meta_ops, meta_ops_detail
+from kvcm.client import meta_commands, meta_ops, meta_ops_detail
 from kvcm.client.config import ClientConfig
 from kvcm.client.detail_types import BackendSelector, BlockDetail, Event, EventReport, HostMatch
 from kvcm.client.errors import RpcFailed
 from kvcm.client.grpc_channel import open_channel
 from kvcm.client.meta_channel import channel_options, failure, stub_of
-from kvcm.client.meta_core import Command, Flow, MetaCore
+from kvcm.client.meta_commands import Command, Flow
+from kvcm.client.meta_core import MetaCore
 from kvcm.client.meta_ops import Operation, as_mask
 from kvcm.client.types import BlockMask, ClusterInfo, InstanceInfo, Location, MatchResult, Metas, QueryType, TrimStrategy, WriteLocation
 
@@ -39,7 +42,7 @@ class MetaClient:
     def __init__(self, config: ClientConfig, *, now: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._options = channel_options(config.meta_channel)
-        self._core = MetaCore(config, now)
+        self._core = MetaCore(config, now, random.random)
         self._search_lock = threading.Lock()
 
     @classmethod
@@ -241,25 +244,56 @@ class MetaClient:
 
     def _perform(self, command: Command) -> Any:
         match command:
-            case meta_core.Invoke():
+            case meta_commands.Invoke():
                 return self._invoke(command)
-            case meta_core.Dial(address):
+            case meta_commands.Dial(address):
                 channel = open_channel(grpc, address, self._options, self._config.security)
                 return channel, stub_of(channel)
-            case meta_core.HangUp(handle):
+            case meta_commands.HangUp(handle):
                 handle[0].close()
                 return None
-            case meta_core.EnterSearch(timeout_s):
+            case meta_commands.Survey():
+                return self._survey(command)
+            case meta_commands.LookUp(seeds, timeout_s):
+                return seeds.refresh(timeout_s)
+            case meta_commands.Pause(seconds):
+                return time.sleep(seconds)
+            case meta_commands.EnterSearch(timeout_s):
                 return self._search_lock.acquire(timeout=timeout_s)
-            case meta_core.LeaveSearch():
+            case meta_commands.LeaveSearch():
                 self._search_lock.release()
                 return None
 
-    def _invoke(self, command: meta_core.Invoke) -> Any:
+    def _survey(self, command: meta_commands.Survey) -> list[tuple[str, Any]]:
+        answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        metadata = self._config.security.metadata() or None
+        channels = []
+        try:
+            for address in command.addresses:
+                channels.append(channel := open_channel(grpc, address, self._options, self._config.security))
+                asked = getattr(stub_of(channel), command.method).future(command.request, timeout=command.timeout_s, metadata=metadata)
+                asked.add_done_callback(lambda future, address=address: answers.put((address, future)))
+            found: dict[str, Any] = {}
+            until = time.monotonic() + command.timeout_s
+            for _ in command.addresses:
+                address, future = answers.get(timeout=max(0.0, until - time.monotonic()))
+                if future.cancelled() or future.exception() is not None:
+                    continue
+                found[address] = future.result()
+                if command.tells(found[address]):
+                    until = min(until, time.monotonic() + command.grace_s)
+        except queue.Empty:
+            pass
+        finally:
+            for channel in channels:
+                channel.close()
+        return [(address, found[address]) for address in command.addresses if address in found]
+
+    def _invoke(self, command: meta_commands.Invoke) -> Any:
         rpc = getattr(command.handle[1], command.method)
         metadata = self._config.security.metadata() or None
         try:
-            return rpc(command.request, timeout=command.timeout_s, wait_for_ready=command.wait_for_ready, metadata=metadata)
+            return rpc(command.request, timeout=command.timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             raise failure(error, command.method, command.address) from error
         except ValueError as error:  # grpc's way to say that the channel is closed: nothing was sent

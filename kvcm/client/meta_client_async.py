@@ -9,19 +9,21 @@ Belongs to the loop that connected it. A cancelled mutation may have happened.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import grpc
 
-from kvcm.client import meta_core, meta_ops, meta_ops_detail
+from kvcm.client import meta_commands, meta_ops, meta_ops_detail
 from kvcm.client.config import ClientConfig
 from kvcm.client.detail_types import BackendSelector, BlockDetail, Event, EventReport, HostMatch
 from kvcm.client.errors import RpcFailed
 from kvcm.client.grpc_channel import open_channel
 from kvcm.client.meta_channel import channel_options, failure, stub_of
-from kvcm.client.meta_core import Command, Flow, MetaCore
+from kvcm.client.meta_commands import Command, Flow
+from kvcm.client.meta_core import MetaCore
 from kvcm.client.meta_ops import Operation, as_mask
 from kvcm.client.types import BlockMask, ClusterInfo, InstanceInfo, Location, MatchResult, Metas, QueryType, TrimStrategy, WriteLocation
 
@@ -34,7 +36,7 @@ class AsyncMetaClient:
     def __init__(self, config: ClientConfig, *, now: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._options = channel_options(config.meta_channel)
-        self._core = MetaCore(config, now)
+        self._core = MetaCore(config, now, random.random)
         self._search_lock = asyncio.Lock()
 
     @classmethod
@@ -236,17 +238,23 @@ class AsyncMetaClient:
 
     async def _perform(self, command: Command) -> Any:
         match command:
-            case meta_core.Invoke():
+            case meta_commands.Invoke():
                 return await self._invoke(command)
-            case meta_core.Dial(address):
+            case meta_commands.Dial(address):
                 channel = open_channel(grpc.aio, address, self._options, self._config.security)
                 return channel, stub_of(channel)
-            case meta_core.HangUp(handle):
+            case meta_commands.HangUp(handle):
                 await handle[0].close()
                 return None
-            case meta_core.EnterSearch(timeout_s):
+            case meta_commands.Survey():
+                return await self._survey(command)
+            case meta_commands.LookUp(seeds, timeout_s):
+                return await asyncio.to_thread(seeds.refresh, timeout_s)
+            case meta_commands.Pause(seconds):
+                return await asyncio.sleep(seconds)
+            case meta_commands.EnterSearch(timeout_s):
                 return await self._enter_search(timeout_s)
-            case meta_core.LeaveSearch():
+            case meta_commands.LeaveSearch():
                 self._search_lock.release()
                 return None
 
@@ -258,11 +266,41 @@ class AsyncMetaClient:
             return False
         return True
 
-    async def _invoke(self, command: meta_core.Invoke) -> Any:
+    async def _survey(self, command: meta_commands.Survey) -> list[tuple[str, Any]]:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + command.timeout_s
+        found: dict[str, Any] = {}
+        running = {loop.create_task(self._ask(address, command)) for address in command.addresses}
+        try:
+            while running and (left := until - loop.time()) > 0:
+                done, running = await asyncio.wait(running, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                for address, reply in [task.result() for task in done]:
+                    if reply is not None:
+                        found[address] = reply
+                        if command.tells(reply):
+                            until = min(until, loop.time() + command.grace_s)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        return [(address, found[address]) for address in command.addresses if address in found]
+
+    async def _ask(self, address: str, command: meta_commands.Survey) -> tuple[str, Any]:
+        """(address, its reply or None)."""
+        channel = open_channel(grpc.aio, address, self._options, self._config.security)
+        try:
+            rpc = getattr(stub_of(channel), command.method)
+            return address, await rpc(command.request, timeout=command.timeout_s, metadata=self._config.security.metadata() or None)
+        except grpc.RpcError:
+            return address, None
+        finally:
+            await channel.close()
+
+    async def _invoke(self, command: meta_commands.Invoke) -> Any:
         rpc = getattr(command.handle[1], command.method)
         metadata = self._config.security.metadata() or None
         try:
-            return await rpc(command.request, timeout=command.timeout_s, wait_for_ready=command.wait_for_ready, metadata=metadata)
+            return await rpc(command.request, timeout=command.timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             raise failure(error, command.method, command.address) from error
         except grpc.aio.UsageError as error:  # grpc's way to say that the channel is closed: nothing was sent

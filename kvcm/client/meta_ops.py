@@ -218,7 +218,7 @@ def get_cluster_info(instance_id: str, trace_id: str) -> Operation[ClusterInfo]:
         if reply.HasField("leader_endpoint"):
             node = reply.leader_endpoint
             endpoint = NodeEndpoint(node.node_id, node.host, node.meta_rpc_port, node.meta_http_port, node.custom_info)
-        return ClusterInfo(reply.self_node_id, reply.leader_node_id, endpoint)
+        return ClusterInfo(reply.self_node_id, reply.leader_node_id, endpoint, reply.leader_epoch)
 
     return Operation("GetClusterInfo", build(pb.GetClusterInfoRequest, trace_id=trace_id, instance_id=instance_id), read)
 

@@ -142,11 +142,12 @@ class NodeEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """`leader_node_id` is empty and `leader_endpoint` None while no leader is known."""
+    """`leader_node_id` is empty and `leader_endpoint` None while no leader is known. `leader_epoch`: grows with every leader; 0 unknown."""
 
     self_node_id: str
     leader_node_id: str
     leader_endpoint: NodeEndpoint | None
+    leader_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kvcm.client import meta_core, meta_ops
+from kvcm.client import meta_commands, meta_ops, meta_ops_detail
 from kvcm.client.config import ClientConfig
 from kvcm.client.errors import AccessDenied, ConnectFailed, RpcFailed, RpcOutcomeUnknown, ServiceError, ServiceInstanceUnknown, ServiceNotLeader
-from kvcm.client.meta_core import Flow, MetaCore
+from kvcm.client.meta_commands import Flow
+from kvcm.client.meta_core import MetaCore
 from kvcm.client.security import PLAIN, ClientSecurity
 from kvcm.client.types import QueryType
 from kvcm.protocol import meta_service_pb2 as pb
@@ -37,6 +38,13 @@ class Cluster:
         self.now = 0.0
         self.break_next: str | None = None
         self.denied: set[str] = set()
+        self.epochs: dict[str, int] = {}
+        self.hints: dict[str, str] = {}
+        self.never_sent = False
+        self.break_with = "UNAVAILABLE"
+        self.surveys: list[tuple[str, ...]] = []
+        self.on_pause: Callable[[], None] = lambda: None
+        self.blocks: Callable[[str], tuple[int, str]] = lambda address: (0, "")
 
     def core(self, *addresses: str, security: ClientSecurity = PLAIN) -> MetaCore:
         config = {
@@ -47,7 +55,7 @@ class Cluster:
             "location_spec_infos": {"tp0": 1},
             "model_deployment": {"model_name": "m", "dtype": "d"},
         }
-        return MetaCore(replace(ClientConfig.parse(config), security=security), lambda: self.now)
+        return MetaCore(replace(ClientConfig.parse(config), security=security), lambda: self.now, lambda: 1.0)
 
     def run(self, flow: Flow[T]) -> T:
         step: Callable[[], Any] = flow.__next__
@@ -65,29 +73,52 @@ class Cluster:
             else:
                 step = functools.partial(flow.send, answer)
 
-    def _perform(self, command: meta_core.Command) -> Any:
+    def _perform(self, command: meta_commands.Command) -> Any:
         match command:
-            case meta_core.Dial(address):
+            case meta_commands.Pause(seconds):
+                assert seconds > 0
+                assert not self.locked
+                self.now += seconds
+                self.on_pause()
+                return None
+            case meta_commands.LookUp(seeds, timeout_s):
+                return seeds.refresh(timeout_s)
+            case meta_commands.Survey():
+                return self._survey(command)
+            case meta_commands.Dial(address):
                 self.open.append(address)
                 return address
-            case meta_core.HangUp(handle):
+            case meta_commands.HangUp(handle):
                 self.open.remove(handle)
                 return None
-            case meta_core.EnterSearch():
+            case meta_commands.EnterSearch():
                 assert not self.locked
                 self.locked = True
                 return True
-            case meta_core.LeaveSearch():
+            case meta_commands.LeaveSearch():
                 self.locked = False
                 return None
-            case meta_core.Invoke():
+            case meta_commands.Invoke():
                 return self._reply(command)
 
-    def _reply(self, command: meta_core.Invoke) -> Any:
+    def _survey(self, command: meta_commands.Survey) -> list[tuple[str, Any]]:
+        self.surveys.append(command.addresses)
+        answers = [(address, self._try(meta_commands.Invoke(address, address, command.method, command.request, 1))) for address in command.addresses]
+        return [(address, reply) for address, reply in answers if reply is not None]
+
+    def _try(self, command: meta_commands.Invoke) -> Any:
+        try:
+            return self._reply(command)
+        except RpcFailed:
+            return None
+        finally:
+            self.log.pop()
+
+    def _reply(self, command: meta_commands.Invoke) -> Any:
         self.log.append((command.address, command.method))
         if command.address in self.down or self.break_next == command.method:
             self.break_next = None
-            raise RpcFailed("gone", grpc_status="UNAVAILABLE")
+            raise RpcFailed("gone", grpc_status=self.break_with, may_have_run=not self.never_sent)
         if command.address in self.denied:
             raise AccessDenied("wants a token", grpc_status="UNAUTHENTICATED", may_have_run=False)
         leads = command.address == self.leader
@@ -100,10 +131,21 @@ class Cluster:
             return pb.RegisterInstanceResponse(header=header, storage_configs=f"[{command.address}]")
         if command.method == "GetClusterInfo":
             reply = pb.GetClusterInfoResponse(header=pb.CommonResponseHeader(status=pb.Status(code=pb.OK)))
-            if self.hint:
-                host, _, port = self.hint.partition(":")
+            hint = self.hints.get(command.address, self.hint)
+            if hint:
+                host, _, port = hint.partition(":")
                 reply.leader_endpoint.host, reply.leader_endpoint.meta_rpc_port = host, int(port)
+                reply.leader_epoch = self.epochs.get(hint, 0)
             return reply
+        if command.method == "StartWriteCache":
+            place = pb.CacheLocation(location_specs=[pb.LocationSpec(name="tp0", uri="file://s/k1_nonce")])
+            return pb.StartWriteCacheResponse(header=header, write_session_id="w", block_mask=pb.BlockMask(offset=0), locations=[place])
+        if command.method == "GetCacheMetaDetail" and leads:
+            state, uri = self.blocks(command.address)
+            detail = pb.GetCacheMetaDetailResponse(header=header)
+            spec = pb.LocationSpec(name="tp0", uri=uri)
+            detail.items.add(block_key=1).locations.add(status=state, location_specs=[spec])
+            return detail
         return pb.CommonResponse(header=header)
 
 
@@ -175,10 +217,17 @@ def test_not_leader_without_a_leader_is_an_error_after_one_bounded_search() -> N
     cluster.log.clear()
     with pytest.raises(ServiceNotLeader):
         cluster.run(core.call(_remove()))
-    assert len(cluster.log) == 1 + 2 + 1
+    # It does not lead, so it is not asked the same again: the others are, with pauses, for a second on top of the call's own time.
+    assert cluster.log[0] == ("a:1", "RemoveCache")
+    assert set(cluster.log[1:]) == {("b:2", "RegisterInstance")}
+    assert 3 <= len(cluster.surveys) <= 8
+    assert 0.5 < cluster.now <= 1.1
+    # Having just waited in vain, the next calls do not wait.
+    before = (cluster.now, len(cluster.surveys))
     with pytest.raises(ServiceNotLeader):
         cluster.run(core.call(_remove()))
-    assert len(cluster.log) == 5
+    assert cluster.now - before[0] <= 0.1
+    assert len(cluster.surveys) - before[1] <= 2
     assert cluster.open == ["a:1"]
 
 
@@ -202,9 +251,15 @@ def test_a_mutation_without_an_answer_is_never_repeated_and_says_so() -> None:
     assert caught.value.unknown_outcome
     assert not caught.value.retryable
     assert cluster.log == [("a:1", "RemoveCache")]
-    cluster.break_next = "GetCacheMeta"
+    # A read is: the node is asked again when nobody knows of another leader.
+    cluster.break_next = "GetCacheMetaDetail"
+    cluster.now += 5
+    cluster.log.clear()
+    cluster.run(core.call(meta_ops_detail.match_meta_detail("i", [1], (), None, "")))
+    assert cluster.log == [("a:1", "GetCacheMetaDetail")] * 2
+    cluster.down = {"a:1"}
     with pytest.raises(RpcFailed) as read:
-        cluster.run(core.call(meta_ops.match_meta("i", [1], (), None, 0, "")))
+        cluster.run(core.call(meta_ops_detail.match_meta_detail("i", [1], (), None, "")))
     assert not read.value.unknown_outcome
     assert read.value.retryable
 
@@ -285,9 +340,147 @@ def test_after_a_rotation_of_certificates_the_same_leader_is_connected_to_anew(t
         cluster.run(core.call(_remove()))
 
     fail_then_call()
-    assert cluster.log == [("a:1", "GetClusterInfo"), ("a:1", "RemoveCache")]
+    assert cluster.log == [("a:1", "RemoveCache")]
     ca.write_text("another")
     fail_then_call()
-    assert cluster.log == [("a:1", "GetClusterInfo"), ("a:1", "RegisterInstance"), ("a:1", "RemoveCache")]
+    assert cluster.log == [("a:1", "RegisterInstance"), ("a:1", "RemoveCache")]
     fail_then_call()
-    assert cluster.log == [("a:1", "GetClusterInfo"), ("a:1", "RemoveCache")]
+    assert cluster.log == [("a:1", "RemoveCache")]
+
+
+def _started(*addresses: str) -> tuple[Cluster, MetaCore]:
+    cluster = Cluster(leader=addresses[0])
+    core = cluster.core(*addresses)
+    cluster.run(core.connect())
+    cluster.log.clear()
+    return cluster, core
+
+
+def test_a_change_that_was_never_sent_goes_to_the_new_leader_in_the_same_call() -> None:
+    cluster, core = _started("a:1", "b:2")
+    cluster.down, cluster.never_sent = {"a:1"}, True
+    # Nobody has won yet; the others still name the dead one.
+
+    def elect() -> None:
+        if cluster.now > 0.3:
+            cluster.leader = cluster.hint = "b:2"
+
+    cluster.on_pause = elect
+    cluster.run(core.call(_remove()))
+    assert core.address == "b:2"
+    assert [entry for entry in cluster.log if entry == ("b:2", "RemoveCache")] == [("b:2", "RemoveCache")]
+
+
+def test_a_read_that_was_too_slow_is_not_sent_twice_to_a_node_that_leads_but_goes_to_another_one() -> None:
+    cluster, core = _started("a:1", "b:2")
+    read = meta_ops_detail.match_meta_detail("i", [1], (), None, "")
+    cluster.break_with = "DEADLINE_EXCEEDED"
+    cluster.break_next = "GetCacheMetaDetail"
+    with pytest.raises(RpcFailed):
+        cluster.run(core.call(read))
+    assert cluster.log == [("a:1", "GetCacheMetaDetail")]
+    cluster.now += 5
+    cluster.leader = cluster.hint = "b:2"
+    cluster.break_next = "GetCacheMetaDetail"
+    cluster.down = {"a:1"}
+    cluster.run(core.call(read))
+    assert core.address == "b:2"
+
+
+def test_an_answer_that_says_anything_else_is_not_repeated() -> None:
+    cluster, core = _started("a:1", "b:2")
+    cluster.break_with, cluster.break_next = "UNIMPLEMENTED", "GetCacheMetaDetail"
+    with pytest.raises(RpcFailed):
+        cluster.run(core.call(meta_ops_detail.match_meta_detail("i", [1], (), None, "")))
+    assert cluster.log == [("a:1", "GetCacheMetaDetail")]
+
+
+def test_the_newest_leadership_is_tried_first_and_an_old_leader_that_is_late_is_not_believed() -> None:
+    cluster, core = _started("a:1", "b:2", "c:3")
+    cluster.epochs = {"b:2": 6, "a:1": 5, "c:3": 7}
+    cluster.leader = "b:2"
+    cluster.hints = {"a:1": "a:1", "b:2": "b:2", "c:3": "a:1"}
+    cluster.run(core.call(_remove()))
+    assert (core.address, core.epoch) == ("b:2", 6)
+    # a still names itself; c has won.
+    cluster.leader = "c:3"
+    cluster.hints = {"a:1": "a:1", "b:2": "a:1", "c:3": "c:3"}
+    cluster.log.clear()
+    cluster.now += 5
+    cluster.run(core.call(_remove()))
+    assert (core.address, core.epoch) == ("c:3", 7)
+    assert ("a:1", "RegisterInstance") not in cluster.log
+    # Epochs that began anew: the old number is in nobody's way, for the node that accepts the registration leads.
+    cluster.leader, cluster.epochs = "a:1", {"a:1": 1}
+    cluster.hints = dict.fromkeys(("a:1", "b:2", "c:3"), "a:1")
+    cluster.now += 5
+    cluster.run(core.call(_remove()))
+    assert (core.address, core.epoch) == ("a:1", 1)
+
+
+def _finish(success: bool = True) -> meta_ops.Operation[None]:
+    return meta_ops.finish_write("i", "w", meta_ops.as_mask([success]), (), "")
+
+
+def _writing(*addresses: str) -> tuple[Cluster, MetaCore]:
+    cluster, core = _started(*addresses)
+    cluster.run(core.call(meta_ops.start_write("i", [1], (), (), 10, 0, "")))
+    cluster.break_next = "FinishWriteCache"
+    cluster.log.clear()
+    return cluster, core
+
+
+def test_a_finish_without_an_answer_that_happened_is_found_out_and_not_sent_again() -> None:
+    cluster, core = _writing("a:1", "b:2")
+    looks = iter([(2, "file://s/k1_nonce"), (2, "file://s/k1_nonce"), (3, "file://s/k1_nonce")])
+    cluster.blocks = lambda address: next(looks)
+    cluster.run(core.call(_finish()))
+    methods = [method for _, method in cluster.log]
+    assert methods.count("FinishWriteCache") == 1
+    assert methods.count("GetCacheMetaDetail") == 3
+    # The session is forgotten: the same question again has no answer.
+    cluster.break_next = "FinishWriteCache"
+    cluster.now += 5
+    with pytest.raises(RpcOutcomeUnknown):
+        cluster.run(core.call(_finish()))
+
+
+def test_a_finish_that_the_new_leader_shows_not_to_have_happened_is_no_riddle() -> None:
+    cluster, core = _writing("a:1", "b:2")
+    cluster.leader = cluster.hint = "b:2"
+    cluster.blocks = lambda address: (2, "file://s/k1_nonce")
+    with pytest.raises(RpcFailed, match="had not carried it out") as caught:
+        cluster.run(core.call(_finish()))
+    assert not caught.value.unknown_outcome
+    assert not caught.value.may_have_run
+    assert [entry for entry in cluster.log if entry[1] == "FinishWriteCache"] == [("a:1", "FinishWriteCache")]
+
+
+@pytest.mark.parametrize("state", [(3, "file://s/somebody_elses"), (0, ""), (4, "file://s/k1_nonce")])
+def test_a_finish_of_which_the_blocks_tell_nothing_stays_unknown(state: tuple[int, str]) -> None:
+    cluster, core = _writing("a:1", "b:2")
+    cluster.leader = cluster.hint = "b:2"
+    cluster.blocks = lambda address: state
+    with pytest.raises(RpcOutcomeUnknown):
+        cluster.run(core.call(_finish()))
+    assert [method for _, method in cluster.log].count("FinishWriteCache") == 1
+
+
+def test_a_finish_without_a_block_or_a_session_that_is_known_asks_nothing() -> None:
+    cluster, core = _writing("a:1")
+    with pytest.raises(RpcOutcomeUnknown):
+        cluster.run(core.call(_finish(success=False)))
+    cluster.break_next = "FinishWriteCache"
+    cluster.now += 5
+    with pytest.raises(RpcOutcomeUnknown):
+        cluster.run(core.call(meta_ops.finish_write("i", "another", meta_ops.as_mask([True]), (), "")))
+    assert {method for _, method in cluster.log} == {"FinishWriteCache"}
+
+
+def test_a_start_while_nobody_leads_waits_a_little() -> None:
+    cluster = Cluster(leader="nobody:1")
+    cluster.hint = None
+    core = cluster.core("a:1", "b:2")
+    cluster.on_pause = lambda: setattr(cluster, "leader", "b:2") if cluster.now > 0.2 else None
+    cluster.run(core.connect())
+    assert core.address == "b:2"
