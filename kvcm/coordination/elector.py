@@ -173,7 +173,6 @@ class Elector:
     def resigned(self, now_us: int) -> None:
         """Whatever the answer was: a lease that could not be given back runs out by itself."""
         self._answered(Resign)
-        self.held = False
         self._campaign_at_us = now_us + self._interval_us
 
     def promoted(self, now_us: int, succeeded: bool) -> None:
@@ -213,7 +212,8 @@ class Elector:
         if self._waiting_for is not None:
             return commands
         if self.role is Role.DEMOTING and not self._demote_running and self.held:
-            self._waiting_for = Resign
+            # Not ours from the moment that this is sent: it may be another's before the answer comes.
+            self._waiting_for, self.held = Resign, False
             commands.append(Resign(self.epoch))
         elif self.held and now_us >= self._keep_alive_at_us:
             self._waiting_for = KeepAlive
