@@ -34,7 +34,6 @@ class Node:
     running: str = ""
     """`promote` or `demote` while that callback runs."""
     last: str = "demote"
-    cancelled: bool = False
     open_epoch: int = 0
     """What a manager's term is: set when a promotion succeeds, taken back when a demotion begins."""
     seen_role: Role = Role.FOLLOWER
@@ -138,8 +137,7 @@ class World:
             return
         node.last, node.running = node.running, ""
         if node.last == "promote":
-            succeeded = succeeded and not node.cancelled
-            node.cancelled = False
+            # A cancellation may come too late to stop it.
             node.elector.promoted(self.now, succeeded)
             if succeeded:
                 node.open_epoch = node.elector.epoch
@@ -225,7 +223,6 @@ class World:
                     node.open_epoch = 0
             case CancelPromote():
                 assert node.running == "promote"
-                node.cancelled = True
             case Campaign() | KeepAlive() | Resign():
                 assert node.request is None, "one request to the coordinator at a time"
                 if isinstance(command, Campaign):
