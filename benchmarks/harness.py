@@ -38,14 +38,8 @@ class Measured:
     """Sent with every call to the manager, e.g. an authorization."""
 
     def cpu_us(self) -> float:
-        """CPU time of all threads of the process so far, from the scheduler's nanosecond clock."""
-        total = 0
-        for thread in os.listdir(f"/proc/{self.pid}/task"):
-            try:
-                total += int(Path(f"/proc/{self.pid}/task/{thread}/schedstat").read_text().split()[0])
-            except OSError:
-                continue
-        return total / 1000
+        """CPU time of all threads of the process so far."""
+        return cpu_us_of(self.pid)
 
     def rss(self) -> int:
         """Resident bytes."""
@@ -61,6 +55,17 @@ class Measured:
         if name.startswith("peer:"):
             return _method(self.peer, f"/peer/{name[5:]}")
         return _WithMetadata(_method(self.meta, _SERVICE + name), self.metadata) if self.metadata else _method(self.meta, _SERVICE + name)
+
+
+def cpu_us_of(pid: int) -> float:
+    """CPU time of all threads of a process so far, from the scheduler's nanosecond clock."""
+    total = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        try:
+            total += int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0])
+        except OSError:
+            continue
+    return total / 1000
 
 
 class _WithMetadata:
@@ -84,15 +89,21 @@ def _method(channel: Any, path: str) -> Any:
 
 @contextmanager
 def measured_manager(
-    key_count_per_file: int = 1, settings: Sequence[str] = (), metadata: tuple[tuple[str, str], ...] = (), log: Path | None = None
+    key_count_per_file: int = 1,
+    settings: Sequence[str] = (),
+    metadata: tuple[tuple[str, str], ...] = (),
+    log: Path | None = None,
+    backend: tuple[str, str] = ("local", ""),
 ) -> Iterator[Measured]:
-    """A manager with the built-in defaults but no limits, and a registered instance with one spec. `settings`: KEY=VALUE pairs; `log`: where it logs to."""
+    """A manager with the built-in defaults but no limits, and a registered instance with one spec. `settings`: KEY=VALUE pairs; `log`: where it logs to;
+    `backend`: kind and URI of the metadata backend."""
     with tempfile.TemporaryDirectory(prefix="kvcm-bench-") as folder:
         storage: dict[str, Any] = storage_to_dict(default_storage())
         storage["storage_spec"].update(root_path=f"{folder}/nfs/", key_count_per_file=key_count_per_file)
         group: dict[str, Any] = group_to_dict(default_group())
         group["quota"] = {"capacity": 1 << 50, "quota_config": []}
         group["cache_config"]["meta_indexer_config"]["max_key_count"] = 1 << 40
+        group["cache_config"]["meta_indexer_config"]["meta_storage_backend_config"] = {"storage_type": backend[0], "storage_uri": backend[1]}
         startup = Path(folder, "startup.json")
         startup.write_text(json.dumps({"storage_config": storage, "instance_group": group}))
         port_file = Path(folder, "ports.json")

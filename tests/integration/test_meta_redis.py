@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import pytest
+import uvloop
 
 from kvcm.common.errors import OutcomeUnknown, StorageError
 from kvcm.common.redis.target import parse_target
@@ -327,6 +328,16 @@ def test_leftovers_are_those_of_this_cluster_only(redis: RedisServer, blocks: Re
         pool.close(1)
 
     run(story())
+
+
+def test_it_works_on_the_loop_that_managers_use(redis: RedisServer, blocks: RedisBlocks) -> None:
+    async def story() -> None:
+        async with blocks.opened(redis.port) as backend:
+            await backend.apply({1: (blocks.location(1),)}, 1)
+            assert await loaded(backend) == {1: (blocks.location(1),)}
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(story())
 
 
 def test_a_password_is_in_no_message(blocks: RedisBlocks) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from kvcm.common.errors import StorageError, Unsupported
 from kvcm.common.redis.target import Address, RedisTarget
@@ -127,8 +127,7 @@ class RedisConnection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self.is_open = True
 
     def connection_lost(self, exc: Exception | None) -> None:
