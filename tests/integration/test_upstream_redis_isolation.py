@@ -47,7 +47,8 @@ class House:
         self.workers: dict[str, list[DropIn]] = {}
         for cluster in CLUSTERS:
             startup = json.loads(text)
-            startup["storage_config"]["global_unique_name"] = f"nfs_{cluster}"
+            startup["storage_config"] |= {"global_unique_name": f"nfs_{cluster}"}
+            startup["storage_config"]["storage_spec"]["root_path"] = str(folder / cluster)
             group = startup["instance_group"]
             group |= {"name": f"group_{cluster}", "storage_candidates": [f"nfs_{cluster}"]}
             group["cache_config"]["meta_indexer_config"]["meta_storage_backend_config"] = {"storage_type": "redis", "storage_uri": self.redis.uri}
