@@ -6,7 +6,7 @@
 What it guarantees, whatever the order of events:
 - at most one callback runs at a time, and promote and demote alternate (I-LE-3); a promotion that failed is followed by a demotion;
 - the lease is renewed as long as anything of the old role still runs, and given back only after it has drained: nobody else is promoted while
-  this node still works. Only a lost lease overtakes the drain, and then the stores' fences hold;
+  this node still works. Only a lost lease overtakes the drain, or a callback that takes longer than `drain_ms` to end; then the stores' fences hold;
 - a lost lock always ends in FOLLOWER, a kept one in LEADER (I-LE-4, I-LE-5), a failed promotion releases (I-LE-6);
 - the deadline counts from the *send* time of the last accepted request, and this node steps down one loop interval before it (I-LE-8);
 - nothing campaigns during a ban, a back-off, or after `Stop` (I-LE-7).
@@ -38,7 +38,7 @@ class ElectorSettings:
     promote_backoff_ms: int = 5_000
     promote_backoff_max_ms: int = 60_000
     campaign_retry_max_ms: int = 5_000
-    # How long a demotion may drain before the lease is given back all the same.
+    # How long a demotion may drain before the lease is given back all the same, and a cancelled promotion take to end before it is no longer renewed.
     drain_ms: int = 30_000
 
 
@@ -98,6 +98,7 @@ class Elector:
         self._waiting_for: type[Campaign] | type[KeepAlive] | type[Resign] | None = None
         self._promote_running = False
         self._cancel_sent = False
+        self._give_up_us = 0
         self._demote_running = False
         self._leaving = False
         self._stopping = False
@@ -201,6 +202,7 @@ class Elector:
             if self._promote_running and not self._cancel_sent:
                 # Once: a second cancellation would hit the promotion's own cleaning up.
                 self._cancel_sent = True
+                self._give_up_us = now_us + self._settings.drain_ms * 1000
                 commands.append(CancelPromote())
             elif not self._promote_running:
                 self.role = Role.DEMOTING
@@ -215,7 +217,7 @@ class Elector:
             # Not ours from the moment that this is sent: it may be another's before the answer comes.
             self._waiting_for, self.held = Resign, False
             commands.append(Resign(self.epoch))
-        elif self.held and now_us >= self._keep_alive_at_us:
+        elif self.held and now_us >= self._keep_alive_at_us and not self._hangs(now_us):
             self._waiting_for = KeepAlive
             self._keep_alive_at_us = now_us + self._interval_us
             commands.append(KeepAlive(self.epoch))
@@ -223,6 +225,10 @@ class Elector:
             self._waiting_for = Campaign
             commands.append(Campaign())
         return commands
+
+    def _hangs(self, now_us: int) -> bool:
+        """A promotion that does not end although it was cancelled must not keep the lease from the other nodes for ever."""
+        return self._promote_running and self._cancel_sent and now_us >= self._give_up_us
 
     def _lose(self, now_us: int) -> None:
         self.held = False
