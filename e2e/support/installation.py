@@ -48,11 +48,8 @@ class Installation:
             return
         kubectl = self._cluster.kubectl
         self._installed = True  # also half of it must be removed
-        kubectl("apply", "-k", str(self._crds()))
-        kubectl("wait", "--for=condition=Established", "--timeout=30s", *self._names())
+        self.define()
         kubectl("apply", "-k", str(_OPERATOR if in_cluster else self._operator()))
-        # kubectl refuses fields it does not know, and it knows those of a kind only a moment after the kind is there.
-        eventually(lambda: all("managerRef" in kubectl("explain", f"{kind}.spec") for kind in OURS[1:]), "the kinds are documented")
         self.kubeconfig.write_text(json.dumps(self._config()), encoding="utf-8")
         self.kubeconfig.chmod(0o600)
         kube = Kube(self.kubeconfig)
@@ -60,6 +57,18 @@ class Installation:
             eventually(lambda: [kube.all(kind, "") for kind in OURS], "the operator's rights are known")
         finally:
             kube.close()
+
+    def define(self) -> None:
+        """The kinds alone. Returns when they are served."""
+        kubectl = self._cluster.kubectl
+        kubectl("apply", "-k", str(self._crds()))
+        kubectl("wait", "--for=condition=Established", "--timeout=30s", *self._names())
+        # kubectl refuses fields it does not know, and it knows those of a kind only a moment after the kind is there.
+        eventually(lambda: all("managerRef" in kubectl("explain", f"{kind}.spec") for kind in OURS[1:]), "the kinds are documented")
+
+    def undefine(self) -> None:
+        """Remove the kinds and with them their objects, which an operator has to let go. Returns when they are gone."""
+        self._cluster.kubectl("delete", "--timeout=60s", *self._names(), timeout=70)
 
     def remove(self) -> None:
         """Everything that `ensure` has made; waits until it is gone."""

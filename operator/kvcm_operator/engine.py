@@ -28,6 +28,8 @@ class Observer(Protocol):
 
     def read(self, ref: Ref, generation: int) -> None: ...
 
+    def gone(self, ref: Ref) -> None: ...
+
 
 class Engine:
     def __init__(self, world: World, reconcilers: Mapping[str, Reconcile], observer: Observer, on_touched: Callable[[Ref], None]) -> None:
@@ -39,17 +41,27 @@ class Engine:
         self._locks = Locks()
         self._places = asyncio.Semaphore(MAX_PARALLEL)
 
-    async def run(self, ref: Ref) -> Outcome | None:
-        """The outcome, None when there is nothing to do: the object is gone, or not held by our finalizer yet. Raises KvcmError to be called again."""
+    async def run(self, ref: Ref, *, let_go: bool = False) -> Outcome | None:
+        """The outcome, None when there is nothing to do: the object is gone, or not held by our finalizer yet. Raises KvcmError to be called again.
+
+        let_go: nobody else will take our finalizer off when a deletion is finished.
+        """
         async with self._locks.hold(ref), self._places:
             body = await self._world.kube.get(ref)
             if body is None:
+                self._observer.gone(ref)
                 return None
             subject = Subject(body)
-            self._observer.read(ref, subject.generation)
+            if not subject.deleting:
+                # No watch shows any more how objects go whose kind is being removed.
+                self._observer.read(ref, subject.generation)
             if not subject.held:
                 return None
-            return await self._pass(subject)
+            outcome = await self._pass(subject)
+            if let_go and outcome.finished and subject.deleting:
+                await self._world.kube.let_go(body)
+                self._observer.gone(ref)
+            return outcome
 
     async def _pass(self, subject: Subject) -> Outcome:
         start = self._world.clock.monotonic_us()

@@ -10,7 +10,7 @@ from kvcm.common.clock import Clock
 from kvcm.common.errors import Conflict, InvalidArgument, KvcmError, NotFound
 from kvcm_operator.kube_transport import Transport
 from kvcm_operator.subject import mapping, seconds_since, timestamp
-from kvcm_operator.world import Event, Json, Ref
+from kvcm_operator.world import FINALIZER, Event, Json, Ref
 
 COMPONENT = "kvcm-operator"
 EVENT_WINDOW_S = 300.0
@@ -78,6 +78,15 @@ class HttpKube:
                 raise Conflict(f"{ref.kind} {ref.name} is another object of this name") from None
             raise
 
+    async def let_go(self, body: Json) -> None:
+        meta = body["metadata"]
+        others = [name for name in meta.get("finalizers") or [] if name != FINALIZER]
+        patch = {"metadata": {"resourceVersion": meta["resourceVersion"], "finalizers": others}}
+        try:
+            await self._transport.request("PATCH", path_of(Ref(body["kind"], meta["namespace"], meta["name"])), body=patch)
+        except NotFound:
+            return
+
     async def delete(self, ref: Ref, uid: str) -> None:
         try:
             await self._transport.request("DELETE", path_of(ref), body={"preconditions": {"uid": uid}})
@@ -138,7 +147,7 @@ def path_of(ref: Ref) -> str:
 
 def _folder(kind: str, namespace: str) -> str:
     prefix, plural, _ = KINDS[kind]
-    return f"{prefix}/namespaces/{namespace}/{plural}"
+    return f"{prefix}/namespaces/{namespace}/{plural}" if namespace else f"{prefix}/{plural}"
 
 
 def _complete(kind: str, body: Json) -> Json:

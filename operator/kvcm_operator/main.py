@@ -56,7 +56,7 @@ class Process:
             kube = HttpKube(transport, self.clock)
             directory = Directory(settings.overrides, settings.cluster_domain, kube)
             world = World(kube, directory, self.clock, Pace(grace=settings.grace_s), settings.image)
-            runtime = Runtime(world, settings.drift_s, self.random, self.dependencies, self.health)
+            runtime = Runtime(world, settings.drift_s, self.random, self.dependencies, self.health, settings.namespaces)
             runtime.start()
             try:
                 yield runtime

@@ -39,7 +39,7 @@ def judge(subject: Subject, sight: Sight, wall_us: int, grace_s: float, synced: 
     if not sight.outside and pods.ready < sight.replicas:
         return waiting(Reason.PODS_STARTING, "the pods are not ready yet", synced=TRUE)
     if serving.healthy is None:
-        return silent(subject, Reason.SERVER_UNREACHABLE, "the manager does not answer on its admin port", wall_us, grace_s)
+        return silent(subject, Reason.SERVER_UNREACHABLE, serving.why, wall_us, grace_s)
     if not serving.healthy:
         return waiting(Reason.NO_LEADER, "the manager answers and does not serve yet", synced=TRUE)
     return good("the manager serves outside the cluster, at an address given to the operator" if sight.outside else "the manager serves", synced)

@@ -130,7 +130,7 @@ class _Work:
         verdict = judge(subject, sight, now, world.pace.grace, synced)
         extra = more_conditions(subject, verdict, sight, self._note())
         status = status_of(subject, verdict, now, facts(subject, self._manager, sight, now), extra)
-        after = world.pace.retry if verdict.reconciling or (serving is SILENT and replicas) else None
+        after = world.pace.retry if verdict.reconciling or (serving.healthy is None and replicas) else None
         return Outcome(status, requeue_after=after, touched=self.touched, corrections=self.corrections)
 
     async def _pods(self) -> Pods:

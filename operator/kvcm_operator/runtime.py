@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from random import Random
 
+from kvcm.common.errors import KvcmError
 from kvcm_operator import reconcile_group, reconcile_manager, reconcile_storage
 from kvcm_operator.dependencies import Dependencies
 from kvcm_operator.engine import Engine
@@ -12,13 +15,18 @@ from kvcm_operator.subject import Subject
 from kvcm_operator.workqueue import WorkQueue
 from kvcm_operator.world import GROUP, MANAGER, STORAGE, Json, Outcome, Ref, World
 
+_log = logging.getLogger("kvcm.operator")
 RECONCILERS = {MANAGER: reconcile_manager.reconcile, STORAGE: reconcile_storage.reconcile, GROUP: reconcile_group.reconcile}
 
 
 class Runtime:
     """Belongs to the loop that makes it. `health` may outlive it: it exists before this process leads."""
 
-    def __init__(self, world: World, drift_s: float, random: Random, dependencies: Dependencies, health: Health) -> None:
+    def __init__(self, world: World, drift_s: float, random: Random, dependencies: Dependencies, health: Health, namespaces: tuple[str, ...] = ()) -> None:
+        """`namespaces`: where to look; none means everywhere."""
+        self._world = world
+        self._namespaces = namespaces
+        self._sweeper: asyncio.Task[None] | None = None
         self._dependencies = dependencies
         self._health = health
         self._random = random
@@ -28,10 +36,14 @@ class Runtime:
 
     def start(self) -> None:
         self._queue.start()
+        self._sweeper = asyncio.create_task(self._sweeping(), name="kvcm-sweep")
         self._health.started = True
 
     async def stop(self) -> None:
         self._health.started = False
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
         await self._queue.stop()
 
     async def now(self, ref: Ref) -> Outcome | None:
@@ -44,6 +56,22 @@ class Runtime:
     def drift(self, ref: Ref) -> None:
         """The drift timer's turn: compared within a fifth of the period, so that objects spread out over it."""
         self._queue.add(ref, self._random.random() * self._drift * 0.2)
+
+    async def sweep(self) -> None:
+        """Queue what is being deleted, whether or not a watch has shown it. Never raises."""
+        for kind in RECONCILERS:
+            for namespace in self._namespaces or ("",):
+                try:
+                    found = await self._world.kube.list(kind, namespace)
+                except KvcmError as error:
+                    _log.warning("sweep left out kind=%s namespace=%s: %s", kind, namespace, error.message)
+                    continue
+                self._queue.add_all(subject.ref for subject in map(Subject, found) if subject.deleting and subject.held)
+
+    async def _sweeping(self) -> None:
+        while True:
+            await asyncio.sleep(self._drift)
+            await self.sweep()
 
     def saw(self, kind: str, body: Json, *, deleted: bool) -> None:
         """A watch event; whoever depends on the object is queued."""
@@ -60,6 +88,6 @@ class Runtime:
         self._queue.add_all(self._dependencies.dependents(ref))
 
     async def _look(self, ref: Ref) -> float | None:
-        outcome = await self._engine.run(ref)
-        # A finished deletion is for the handler to see: only the framework may take the finalizer away.
+        # The handler of a deletion may come much later, or never: the framework leaves a kind alone as soon as its definition is being deleted.
+        outcome = await self._engine.run(ref, let_go=True)
         return outcome.requeue_after if outcome is not None else None

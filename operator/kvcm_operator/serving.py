@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcm_operator.admin import AdminTrouble, Speaker
+from kvcm_operator.admin import AdminTrouble, Silent, Speaker
 from kvcm_operator.gate import admin_port
 from kvcm_operator.subject import Subject
 from kvcm_operator.world import World
@@ -12,7 +12,7 @@ from kvcm_operator.world import World
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """`healthy`: it says that it serves, None when it does not answer. `epoch`: of the leader, 0 when unknown.
+    """`healthy`: it says that it serves, None when it does not answer, and `why` not. `epoch`: of the leader, 0 when unknown.
 
     The counts are None when a manager does not tell.
     """
@@ -23,6 +23,7 @@ class Serving:
     storages: int | None = None
     groups: int | None = None
     instances: int | None = None
+    why: str = "the manager does not answer on its admin port"
 
 
 SILENT = Serving(None)
@@ -32,6 +33,8 @@ async def ask(subject: Subject, world: World) -> Serving:
     try:
         async with world.admin.connect(subject.ref.namespace, subject.ref.name, admin_port(subject)) as api:
             return await _ask(Speaker(api))
+    except Silent as error:
+        return Serving(None, why=error.message)
     except AdminTrouble:
         return SILENT
 

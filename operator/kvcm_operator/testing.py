@@ -44,7 +44,7 @@ class FakeKube:
 
     async def list(self, kind: str, namespace: str, labels: Mapping[str, str] | None = None) -> Sequence[Json]:
         await self._called(f"list {kind}")
-        found = [body for ref, body in sorted(self._objects.items()) if ref.kind == kind and ref.namespace == namespace]
+        found = [body for ref, body in sorted(self._objects.items()) if ref.kind == kind and namespace in ("", ref.namespace)]
         return copy.deepcopy([body for body in found if _labels(body).items() >= (labels or {}).items()])
 
     async def create(self, body: Json, *, held: bool = True) -> None:
@@ -71,6 +71,15 @@ class FakeKube:
             raise Conflict(f"{ref.kind} {ref.name} is another object of this name")
         self.writes.append(f"status {ref.kind} {ref.name}")
         self.set_status(ref, merge(stored.get("status", {}), patch))
+
+    async def let_go(self, body: Json) -> None:
+        ref = ref_of(body)
+        await self._called(f"let_go {ref.kind}")
+        if ref not in self._objects:
+            return
+        self._check_version(ref, body)
+        self.writes.append(f"let_go {ref.kind} {ref.name}")
+        self.release(ref)
 
     async def delete(self, ref: Ref, uid: str) -> None:
         await self._called(f"delete {ref.kind}")

@@ -32,6 +32,9 @@ class Silence:
     def read(self, ref: Ref, generation: int) -> None:
         return None
 
+    def gone(self, ref: Ref) -> None:
+        return None
+
 
 class House:
     def __init__(self, reconcilers: dict[str, Reconcile] | None = None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,11 +28,12 @@ _VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 
 
 class FakeApiServer:
-    """`requests`: method and path of every request but reads."""
+    """`requests`: method and path of every request but reads. `leaving`: kinds whose definitions are being deleted."""
 
     def __init__(self, kube: FakeKube) -> None:
         self.kube = kube
         self.requests: list[str] = []
+        self.leaving: set[str] = set()
         self.ending = False
 
     @asynccontextmanager
@@ -52,7 +53,7 @@ class FakeApiServer:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         parts = request.path.strip("/").split("/")
-        found = _discovery(parts)
+        found = _discovery(parts, self.leaving)
         if found is not None:
             return web.json_response(found)
         if request.method != "GET":
@@ -123,6 +124,8 @@ class FakeApiServer:
 
     def _patch(self, ref: Ref, patch: Any, *, status: bool) -> None:
         body = self.kube.body(ref)
+        if isinstance(patch, dict) and mapping(patch.get("metadata")).get("resourceVersion") not in (None, body["metadata"]["resourceVersion"]):
+            raise Conflict(f"{ref.kind} {ref.name} was changed by somebody else")
         new = _json_patched(body, patch) if isinstance(patch, list) else merge(body, patch)
         if new["metadata"]["uid"] != body["metadata"]["uid"]:
             raise Conflict("the uid in the precondition is another")
@@ -142,7 +145,7 @@ class FakeApiServer:
             self.kube.release(ref)
 
 
-def _discovery(parts: list[str]) -> Json | None:
+def _discovery(parts: list[str], leaving: Collection[str]) -> Json | None:
     groups = sorted({prefix for prefix, _, _ in KINDS.values() if prefix != "/api/v1"})
     if parts == ["api"]:
         return {"versions": ["v1"]}
@@ -158,7 +161,9 @@ def _discovery(parts: list[str]) -> Json | None:
     resources = []
     for kind, (base, plural, _) in KINDS.items():
         if base == prefix:
-            one = {"name": plural, "kind": kind, "singularName": kind.lower(), "namespaced": True, "verbs": _VERBS}
+            # A real server tells no more of a kind that is going, and lets it be patched all the same.
+            verbs = ["delete", "get", "list", "watch"] if kind in leaving else _VERBS
+            one = {"name": plural, "kind": kind, "singularName": kind.lower(), "namespaced": True, "verbs": verbs}
             resources += [one, {**one, "name": f"{plural}/status"}]
     if prefix == "/api/v1":
         resources.append({"name": "namespaces", "kind": "Namespace", "singularName": "namespace", "namespaced": False, "verbs": _VERBS})

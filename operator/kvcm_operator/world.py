@@ -80,7 +80,9 @@ class Outcome:
 class KubeApi(Protocol):
     async def get(self, ref: Ref) -> Json | None: ...
 
-    async def list(self, kind: str, namespace: str, labels: Mapping[str, str] | None = None) -> Sequence[Json]: ...
+    async def list(self, kind: str, namespace: str, labels: Mapping[str, str] | None = None) -> Sequence[Json]:
+        """In one namespace, or in all with an empty one."""
+        ...
 
     async def create(self, body: Json) -> None:
         """Raises Conflict when the object exists."""
@@ -92,6 +94,10 @@ class KubeApi(Protocol):
 
     async def patch_status(self, ref: Ref, uid: str, patch: Json) -> None:
         """A JSON merge patch of the status. Raises Conflict when the object has another uid, NotFound when it is gone."""
+        ...
+
+    async def let_go(self, body: Json) -> None:
+        """Take our finalizer off an object that was read. Raises Conflict when it has changed since; one that is gone is no error."""
         ...
 
     async def delete(self, ref: Ref, uid: str) -> None:

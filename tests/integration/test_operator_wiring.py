@@ -210,6 +210,25 @@ def test_no_copy_of_what_users_wrote_is_kept_in_annotations() -> None:
     run(story)
 
 
+def test_objects_of_a_kind_that_is_being_removed_are_let_go() -> None:
+    """The framework leaves such a kind alone, and without us the kind and its objects would wait for each other for ever."""
+
+    async def story(bed: Bed) -> None:
+        async with bed.operator():
+            apply(bed, applied_manager(), storage(deletionPolicy="Delete"), group(deletionPolicy="Delete"))
+            await bed.all_ready()
+        bed.server.leaving = {"KVCacheManager", "Storage", "InstanceGroup"}
+        for ref in ALL:
+            bed.kube.mark_deleted(ref)
+        async with bed.operator():
+            await bed.until(lambda: not any(bed.kube.has(ref) for ref in ALL), "all are gone")
+            assert (bed.admin.storages, bed.admin.groups) == ({}, {})
+            assert bed.health is not None
+            assert bed.health.watch_lag_s() == 0.0, "a restart would not help"
+
+    run(story, drift_s=1.0)
+
+
 def test_a_deletion_waits_and_goes_on_when_the_server_is_back() -> None:
     async def story(bed: Bed) -> None:
         async with bed.operator():

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvcm.client.errors import AccessDenied
 from kvcm_operator.runtime import RECONCILERS
 from kvcm_operator.subject import Subject
 from kvcm_operator.testing_house import House, applied_manager
@@ -116,5 +117,22 @@ def test_secrets_of_users_are_waited_for() -> None:
         assert pod_volumes(house)["tls"]["secret"]["secretName"] == "certificate"
         probe = house.kube.body(POD)["spec"]["containers"][0]["readinessProbe"]["httpGet"]
         assert (probe["path"], probe["scheme"]) == ("/readyz", "HTTPS")
+
+    run(story)
+
+
+def test_a_token_that_the_manager_refuses_is_not_called_silence() -> None:
+    async def story(house: House) -> None:
+        async def refuse(_: str) -> None:
+            raise AccessDenied("who are you?")
+
+        house.directory.on_call = refuse
+        house.kube.put(applied_manager())
+        await house.settle_cluster()
+        assert house.condition(BOSS) == ("False", "ServerUnreachable")
+        assert message(house) == "the manager does not accept the operator's token"
+        house.directory.on_call = None
+        await house.settle_cluster()
+        assert house.condition(BOSS) == ("True", "Ready")
 
     run(story)

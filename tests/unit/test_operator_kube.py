@@ -69,6 +69,26 @@ def test_objects_are_read_listed_created_replaced_and_deleted() -> None:
     with_server(story)
 
 
+def test_our_finalizer_is_taken_off_only_from_what_was_read() -> None:
+    async def story(kube: HttpKube, fake: FakeKube) -> None:
+        ref = fake.put(storage())
+        fake.edit(ref, lambda body: body["metadata"]["finalizers"].append("theirs"))
+        old = fake.body(ref)
+        fake.annotate(ref, "a", "b")
+        with pytest.raises(Conflict):
+            await kube.let_go(old)
+        await kube.let_go(fake.body(ref))
+        assert fake.body(ref)["metadata"]["finalizers"] == ["theirs"]
+        fake.edit(ref, lambda body: body["metadata"].update(finalizers=["kvcm.io/operator"]))
+        fake.mark_deleted(ref)
+        last = fake.body(ref)
+        await kube.let_go(last)
+        assert not fake.has(ref)
+        await kube.let_go(last)
+
+    with_server(story)
+
+
 def test_a_status_is_merged_for_this_very_object_only() -> None:
     async def story(kube: HttpKube, fake: FakeKube) -> None:
         fake.put(storage())

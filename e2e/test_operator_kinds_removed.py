@@ -1,0 +1,30 @@
+"""The definitions of our kinds are deleted while objects of them exist, and come back: neither may wait for the other for ever.
+
+There are no nodes at this level: THE MANAGER IS A LOCAL PROCESS.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.support.bodies import group, manager, storage
+from e2e.support.fixtures import NewOperator
+from e2e.support.house import House
+from e2e.support.installation import Installation
+
+pytestmark = pytest.mark.e2e
+
+
+def test_the_kinds_go_with_their_objects_and_come_back(a_house: House, installed: Installation, operator_for: NewOperator) -> None:
+    """A server hides from discovery that objects of a kind that is going can still be changed, and the framework believes it."""
+    bodies = manager(), storage("fast", a_house.root, deletionPolicy="Delete"), group("chat", "fast", deletionPolicy="Delete")
+    with operator_for(a_house) as operator:
+        a_house.apply(*bodies)
+        a_house.wait_ready("kvcachemanager/demo", "storage/fast", "instancegroup/chat")
+        try:
+            installed.undefine()
+        finally:
+            installed.define()
+        assert operator.metric("kvcm_operator_watch_lag_seconds") == 0
+        a_house.apply(*bodies)
+        a_house.wait_ready("kvcachemanager/demo", "storage/fast", "instancegroup/chat")
