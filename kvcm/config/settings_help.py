@@ -8,10 +8,12 @@ from __future__ import annotations
 from typing import Final
 
 MEANINGS: Final[dict[str, str]] = {
-    "kvcm.registry_storage.uri": "Where storages, groups and instances are kept: empty is memory, local://PATH a file; or redis://HOST:PORT/?cluster_name=NAME.",
+    "kvcm.registry_storage.uri": "Where storages, groups and instances are kept: empty is memory, local://PATH a file; "
+    "or redis://HOST:PORT/?cluster_name=NAME, or etcd://HOST:PORT[,HOST:PORT...]/PREFIX (docs/high-availability.md).",
     "kvcm.registry.enforce_references": "Refuse to remove a storage or a group that is still referenced. kv_cache_manager_bin starts with false.",
     "kvcm.write_session.keep_after_bad_mask": "Leave a write session open when FinishWriteCache's mask does not fit. kv_cache_manager_bin starts with false.",
-    "kvcm.coordination.uri": "Where managers agree on a leader: empty is one alone, file://FOLDER one machine, redis://HOST:PORT/?cluster_name=NAME Redis.",
+    "kvcm.coordination.uri": "Where managers agree on a leader: empty is one alone, file://FOLDER one machine; redis://HOST:PORT/?cluster_name=NAME; "
+    "or etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/PREFIX?tls=true&ca=FILE&cert=FILE&key=FILE (docs/high-availability.md).",
     "kvcm.distributed_lock.uri": "Old name of kvcm.coordination.uri, used while that one is empty.",
     "kvcm.leader_elector.node_id": "Name of this node; empty makes one from host, admin HTTP port and random characters.",
     "kvcm.leader_elector.lease_ms": "How long a leader leads without renewing, in milliseconds.",

@@ -93,9 +93,15 @@ def open_store(uri: str) -> RegistryStore:
         from kvcm.config.store_redis import RedisStore
 
         return RedisStore(uri)
-    if scheme in ("etcd", "raft"):
+    if scheme == "etcd":
+        from kvcm.config.store_etcd import EtcdStore
+
+        return EtcdStore(uri)
+    if scheme == "raft":
         raise Unsupported(
-            f"A registry in {scheme} is not part of this version: replicated registries come with the issue on leadership and durable "
-            "metadata. Use local://<path>, or leave the URI empty to keep the registry in memory."
+            "A registry in raft is not part of this version. Use etcd://<host:port>/<prefix> for several managers, local://<path> for one, "
+            "or leave the URI empty to keep the registry in memory."
         )
-    raise InvalidArgument("The registry URI has an unknown scheme: use local://<path>, or leave it empty to keep the registry in memory.")
+    raise InvalidArgument(
+        "The registry URI has an unknown scheme: use local://<path>, redis://<host> or etcd://<host:port>, or leave it empty to keep the registry in memory."
+    )

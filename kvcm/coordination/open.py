@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kvcm.common.clock import Clock
-from kvcm.common.errors import InvalidArgument, Unsupported
+from kvcm.common.errors import InvalidArgument
 from kvcm.common.redis.target import is_redis_uri
+from kvcm.coordination.etcd import EtcdCoordinator
 from kvcm.coordination.file import open_file
 from kvcm.coordination.memory import MemoryCoordinator
 from kvcm.coordination.port import Coordinator
@@ -12,7 +13,7 @@ from kvcm.coordination.redis import open_redis
 
 
 def open_coordinator(uri: str, clock: Clock, epoch_floor: int = 0) -> Coordinator:
-    """Nothing is connected or written yet. Raises Unsupported or InvalidArgument; messages never repeat the URI, which may hold a password.
+    """Nothing is connected or written yet. Raises InvalidArgument; messages never repeat the URI, which may hold a password.
 
     `epoch_floor` is the highest fence that a durable store of this process remembers: a coordinator that has forgotten its epochs (memory after a
     restart, a Redis that lost its data) goes on above it, or the store would refuse the new leader.
@@ -25,8 +26,7 @@ def open_coordinator(uri: str, clock: Clock, epoch_floor: int = 0) -> Coordinato
     if separator and is_redis_uri(uri):
         return open_redis(uri, epoch_floor)
     if separator and scheme == "etcd":
-        raise Unsupported(
-            f"Coordination through {scheme} is not part of this version: it comes with the issue on leadership among several managers. "
-            "Leave the URI empty to run a single manager."
-        )
-    raise InvalidArgument("The coordination URI has an unknown scheme: leave it empty, or use memory://, to run a single manager.")
+        return EtcdCoordinator(uri, epoch_floor)
+    raise InvalidArgument(
+        "The coordination URI has an unknown scheme: use etcd://, redis:// or file:// for several managers; leave it empty, or use memory://, to run a single one."
+    )

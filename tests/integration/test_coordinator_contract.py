@@ -9,7 +9,9 @@ import pytest
 
 from kvcm.common.redis.testing import RedisServer, redis_binary
 from kvcm.coordination.testing_contract import cases_for, run_case
+from kvcm.coordination.testing_etcd import EtcdPlace
 from kvcm.coordination.testing_place import FilePlace, MemoryPlace, Place, RedisPlace
+from kvcm.etcd.testing import PROGRAM, EtcdServer
 
 pytestmark = pytest.mark.integration
 
@@ -36,3 +38,15 @@ def servers() -> Iterator[Callable[[str], RedisServer]]:
 def test_contract(where: str, case: str, servers: Callable[[str], RedisServer]) -> None:
     kind = KINDS[where]
     run_case(case, RedisPlace(servers(where)) if kind is RedisPlace else kind())
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdServer]:
+    with EtcdServer("--heartbeat-interval=20", "--election-timeout=200") as server:
+        yield server
+
+
+@pytest.mark.skipif(not PROGRAM, reason="needs Debian's package etcd-server")
+@pytest.mark.parametrize("case", cases_for(EtcdPlace.abilities))
+def test_contract_in_etcd(etcd: EtcdServer, case: str) -> None:
+    run_case(case, EtcdPlace(etcd))

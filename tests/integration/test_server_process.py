@@ -219,7 +219,7 @@ def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["-c", "/nowhere/at/all"], "cannot be read"),
         (["-e", "no equals sign"], "key=value"),
         (["-e", "kvcm.logger.log_level=loud"], "whole number"),
-        (["-e", "kvcm.coordination.uri=etcd://h"], "not part of this version"),
+        (["-e", "kvcm.coordination.uri=etcd://h"], "host:port"),
         (["-e", "kvcm.registry_storage.uri=nonsense"], "scheme"),
         (["-e", "kvcm.startup_config=/nowhere/at/all"], "startup configuration"),
         (["--nonsense"], "unrecognized arguments"),

@@ -15,6 +15,7 @@ import pytest
 from kvcm.common.errors import InvalidArgument, OutcomeUnknown, StorageError, Unsupported
 from kvcm.config.errors import FencedOut, StoreDamaged
 from kvcm.config.store import Change, RegistrySnapshot, open_store
+from kvcm.config.store_etcd import EtcdStore
 from kvcm.config.store_local import LocalStore
 from kvcm.config.store_memory import MemoryStore
 from kvcm.config.store_redis import RedisStore
@@ -315,10 +316,10 @@ def test_the_uri_chooses_the_store(tmp_path: Path) -> None:
     assert isinstance(local, LocalStore)
     asyncio.run(local.close())
     assert isinstance(open_store("redis://h:1/?cluster_name=c"), RedisStore)
-    for uri in ("raft://h", "etcd://h"):
-        with pytest.raises(Unsupported, match="not part of this version"):
-            open_store(uri)
-    for uri in ("just/a/path", "ftp://x"):
+    assert isinstance(open_store("etcd://h:2379/x"), EtcdStore)
+    with pytest.raises(Unsupported, match="not part of this version"):
+        open_store("raft://h")
+    for uri in ("just/a/path", "ftp://x", "etcd://h"):
         with pytest.raises(InvalidArgument):
             open_store(uri)
 

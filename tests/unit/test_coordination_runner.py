@@ -10,6 +10,7 @@ import pytest
 from kvcm.common.clock import FakeClock, SystemClock
 from kvcm.common.errors import InvalidArgument, StorageError, Unsupported
 from kvcm.coordination.elector import ElectorSettings, Role
+from kvcm.coordination.etcd import EtcdCoordinator
 from kvcm.coordination.memory import MemoryCoordinator
 from kvcm.coordination.open import open_coordinator
 from kvcm.coordination.port import MAX_NODES, NODE_INFO_TTL_MS, Leader, NodeInfo
@@ -224,9 +225,7 @@ def test_the_memory_coordinator_excludes_expires_and_counts_upwards() -> None:
 def test_the_uri_chooses_the_coordinator() -> None:
     for uri in ("", "memory://"):
         assert isinstance(open_coordinator(uri, FakeClock()), MemoryCoordinator)
-    for uri in ("etcd://h",):
-        with pytest.raises(Unsupported, match="not part of this version"):
-            open_coordinator(uri, FakeClock())
-    for uri in ("nothing", "zookeeper://h", "memory", "file://", "file:///x?y=z", "redis://", "redis://h/?colour=red"):
+    assert isinstance(open_coordinator("etcd://h:2379/x", FakeClock()), EtcdCoordinator)
+    for uri in ("nothing", "etcd://h", "zookeeper://h", "memory", "file://", "file:///x?y=z", "redis://", "redis://h/?colour=red"):
         with pytest.raises(InvalidArgument):
             open_coordinator(uri, FakeClock())
