@@ -27,6 +27,4 @@ def open_coordinator(uri: str, clock: Clock, epoch_floor: int = 0) -> Coordinato
         return open_redis(uri, epoch_floor)
     if separator and scheme == "etcd":
         return EtcdCoordinator(uri, epoch_floor)
-    raise InvalidArgument(
-        "The coordination URI has an unknown scheme: use etcd://, redis:// or file:// for several managers; leave it empty, or use memory://, to run a single one."
-    )
+    raise InvalidArgument("The coordination URI has an unknown scheme: use etcd://, redis:// or file:// for several managers, or leave it empty to run one.")

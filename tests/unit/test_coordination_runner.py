@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from kvcm.common.clock import FakeClock, SystemClock
-from kvcm.common.errors import InvalidArgument, StorageError, Unsupported
+from kvcm.common.errors import InvalidArgument, StorageError
 from kvcm.coordination.elector import ElectorSettings, Role
 from kvcm.coordination.etcd import EtcdCoordinator
 from kvcm.coordination.memory import MemoryCoordinator
