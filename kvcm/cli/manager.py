@@ -34,7 +34,8 @@ _Result = TypeVar("_Result")
 
 def add_manager_arguments(parser: argparse.ArgumentParser, *, wait_s: float = 0.0, address: str = f"${MANAGER_VARIABLE}, else {DEFAULT_MANAGER}") -> None:
     """`wait_s`: the default of --wait. `address`: what the help says about the address when none is given."""
-    parser.add_argument("--manager", metavar="HOST:PORT", default=None, help=f"admin gRPC address of the manager (default: {address})")
+    several = "several with commas, or dns://NAME:PORT: the one that leads"
+    parser.add_argument("--manager", metavar="HOST:PORT", default=None, help=f"admin gRPC address of the manager; {several} (default: {address})")
     parser.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=DEFAULT_TIMEOUT_S, help="longest wait for each answer (default: %(default)g)")
     wait = "try so long to reach a manager that refuses connections (default: %(default)g)"
     parser.add_argument("--wait", metavar="SECONDS", type=_seconds_or_none, default=wait_s, help=wait)
@@ -84,18 +85,26 @@ def manager_address(option: str | None, variable: str = MANAGER_VARIABLE, defaul
     return text
 
 
+def manager_addresses(option: str | None) -> tuple[str, ...]:
+    """Several managers, or where they can be found; raises InvalidArgument."""
+    text = option or os.environ.get(MANAGER_VARIABLE) or DEFAULT_MANAGER
+    if "://" in text:
+        return (text,)
+    return tuple(manager_address(part.strip() or ",") for part in text.split(","))
+
+
 def with_manager(options: argparse.Namespace, work: Callable[[AdminClient], Awaitable[_Result]]) -> _Result:
     """Connect, run `work`, disconnect. Raises KvcmError."""
     import asyncio
 
-    address = manager_address(options.manager)
+    addresses = manager_addresses(options.manager)
     security = security_of(options)
 
     async def run() -> _Result:
         # Here and not above: loading gRPC takes longer than everything else that `kvcm --help` does.
         from kvcm.client.admin_client import AdminClient
 
-        async with AdminClient(address, timeout_s=options.timeout, security=security) as admin:
+        async with AdminClient(addresses, timeout_s=options.timeout, security=security) as admin:
             return await work(admin)
 
     return asyncio.run(run())

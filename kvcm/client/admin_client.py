@@ -7,7 +7,8 @@
     ├── AdminCallFailed       the manager answered with an error that has no class of its own (`method`, `wire_code`)
     └── InvalidArgument, Unsupported, NotFound, DuplicateEntity, CapacityReached, NotLeader, NotReady, StorageError   as the manager said
 
-Every call runs on the caller's loop and has a deadline. Nothing is retried here: callers know better what may be repeated.
+Every call runs on the caller's loop and has a deadline. Calls that only the leader answers follow it (admin_route); what concerns one node (cluster_info,
+check_health, leader_demote, campaign delay, log level, metrics) goes to the node that was asked for, the first address.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from typing import Any
 
 from kvcm.client.admin_errors import AdminCallFailed, ManagerUnreachable, decoded
 from kvcm.client.admin_node import NodeCalls
+from kvcm.client.admin_route import DEFAULT_FAILOVER_S, LeaderRoute
 from kvcm.client.admin_types import ClusterInfo, GroupView, Health, NodeEndpoint, StorageView, state_from_proto, usage_from_proto
 from kvcm.client.meta_ops import build, locations_of
-from kvcm.client.rpc_channel import DEFAULT_TIMEOUT_S, RpcChannel
+from kvcm.client.rpc_channel import DEFAULT_TIMEOUT_S
 from kvcm.client.security import PLAIN, ClientSecurity
 from kvcm.client.types import Metas
 from kvcm.config.model import Instance, InstanceGroup
@@ -35,15 +37,28 @@ __all__ = ["DEFAULT_TIMEOUT_S", "AdminCallFailed", "AdminClient", "ClusterInfo",
 
 
 class AdminClient(NodeCalls):
-    """One connection to one manager (`host:port` of its admin gRPC service). Use it as an async context manager, on one event loop."""
+    """`address`: `host:port` of a manager's admin gRPC service, or several, or discovery URLs. Use it as an async context manager, on one event loop.
 
-    def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, trace_id: str = "kvcm", security: ClientSecurity = PLAIN) -> None:
+    `failover_s`: how long a call may wait for a leader when there is none, on top of `timeout_s`.
+    """
+
+    def __init__(
+        self,
+        address: str | Sequence[str],
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        trace_id: str = "kvcm",
+        security: ClientSecurity = PLAIN,
+        failover_s: float = DEFAULT_FAILOVER_S,
+    ) -> None:
+        """Raises InvalidClientConfig, Unsupported."""
         make: Any = pb_grpc.AdminServiceStub
-        self._rpc = RpcChannel(address, make, timeout_s=timeout_s, security=security)
+        addresses = (address,) if isinstance(address, str) else tuple(address)
+        self._rpc = LeaderRoute(addresses, make, timeout_s=timeout_s, security=security, failover_s=failover_s)
         self._trace = trace_id
 
     async def __aenter__(self) -> AdminClient:
-        await self._rpc.__aenter__()
+        await self._rpc.open()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

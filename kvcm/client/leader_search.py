@@ -143,7 +143,7 @@ class LeaderSearch:
         return problem or ConnectFailed("no manager is left to try")
 
     def _follow_hints(self, nodes: tuple[str, ...], tried: set[str], *, deposed: bool = True) -> Flow[Found]:
-        """Ask nodes who leads and move there. Those that answered without a hint are tried themselves."""
+        """Ask nodes who leads and move there. Those that named nobody or themselves are tried where they were asked."""
         until = self._now() + _SEARCH_TIMEOUTS * self._config.meta_channel.connection_timeout_s
         hints, silent = yield from self._ask(nodes)
         at = self.link.address if self.link is not None else ""
@@ -174,7 +174,7 @@ class LeaderSearch:
         return True
 
     def _ask(self, nodes: tuple[str, ...]) -> Flow[tuple[dict[str, int], list[str]]]:
-        """(leader's `host:port` -> newest epoch it is said to have, nodes that answered without a leader)."""
+        """(leader's `host:port` -> newest epoch it is said to have, nodes that named no leader or themselves)."""
         unique = tuple(dict.fromkeys(nodes))
         if len(unique) > _MAX_ASKED:
             # The node we are at, and the others in turn.
@@ -188,7 +188,8 @@ class LeaderSearch:
             hint, epoch = _hint(operation, reply)
             if hint:
                 hints[hint] = max(epoch, hints.get(hint, 0))
-            else:
+            # One that leads itself may be reachable only where it was asked: what it is called inside its network is no use outside.
+            if not hint or reply.self_node_id == reply.leader_node_id:
                 silent.append(address)
         return hints, silent
 

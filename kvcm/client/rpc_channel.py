@@ -42,6 +42,19 @@ class RpcChannel:
         self._service = service
         self._channel: grpc.aio.Channel | None = None
 
+    @property
+    def address(self) -> str:
+        return self._address
+
+    async def reachable(self, timeout_s: float) -> bool:
+        """Can a connection be made? Sends nothing."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._connected()
+        except (TimeoutError, ManagerUnreachable):
+            return False
+        return True
+
     async def __aenter__(self) -> RpcChannel:
         self._channel = open_channel(grpc.aio, self._address, _OPTIONS, self._security)
         return self
@@ -109,7 +122,8 @@ class RpcChannel:
             return Unsupported(f"the server at {self._address} does not know {method}; is this the {self._service} gRPC port of a manager?")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return unanswered(self._silence(method, unanswered))
-        if code is grpc.StatusCode.UNAVAILABLE:
+        # CANCELLED: the manager is closing; it sends that to calls that it has not begun and to those that it cuts off.
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             lost = "; it may have been carried out" if unanswered is OutcomeUnknown else ""
             return unanswered(f"the connection to the manager at {self._address} broke during {method}{lost}")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:

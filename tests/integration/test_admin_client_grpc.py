@@ -131,7 +131,7 @@ async def _served(servicer: Any) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
 def _with_client(work: Callable[[AdminClient, Servicer], Awaitable[None]], *, timeout_s: float = 20.0) -> None:
     async def run() -> None:
         servicer = Servicer()
-        async with _served(servicer) as (_, address), AdminClient(address, timeout_s=timeout_s) as client:
+        async with _served(servicer) as (_, address), AdminClient(address, timeout_s=timeout_s, failover_s=0) as client:
             await work(client, servicer)
 
     asyncio.run(run())
