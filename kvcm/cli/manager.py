@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from kvcm.common.errors import InvalidArgument, KvcmError, NotLeader, NotReady
+from kvcm.common.service_discovery import is_discovery_url
 
 if TYPE_CHECKING:
     from kvcm.client.admin_client import AdminClient
@@ -88,9 +89,9 @@ def manager_address(option: str | None, variable: str = MANAGER_VARIABLE, defaul
 def manager_addresses(option: str | None) -> tuple[str, ...]:
     """Several managers, or where they can be found; raises InvalidArgument."""
     text = option or os.environ.get(MANAGER_VARIABLE) or DEFAULT_MANAGER
-    if "://" in text:
+    if is_discovery_url(text):
         return (text,)
-    return tuple(manager_address(part.strip() or ",") for part in text.split(","))
+    return tuple(manager_address(part.strip() or ",") for part in text.split(",")) if "," in text else (manager_address(option),)
 
 
 def with_manager(options: argparse.Namespace, work: Callable[[AdminClient], Awaitable[_Result]]) -> _Result:
@@ -104,7 +105,7 @@ def with_manager(options: argparse.Namespace, work: Callable[[AdminClient], Awai
         # Here and not above: loading gRPC takes longer than everything else that `kvcm --help` does.
         from kvcm.client.admin_client import AdminClient
 
-        async with AdminClient(addresses, timeout_s=options.timeout, security=security) as admin:
+        async with AdminClient(addresses[0] if len(addresses) == 1 else addresses, timeout_s=options.timeout, security=security) as admin:
             return await work(admin)
 
     return asyncio.run(run())
