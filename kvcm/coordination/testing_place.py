@@ -114,7 +114,7 @@ class MemoryPlace:
 class RealTimePlace:
     """What places on real time have in common. `client` makes one coordinator on the place's clock."""
 
-    lease_ms = 500
+    lease_ms = 250
     abilities: frozenset[Ability] = frozenset({Ability.FLOOR})
 
     def __init__(self) -> None:
