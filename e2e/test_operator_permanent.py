@@ -111,3 +111,30 @@ def test_a_spec_that_means_nothing_until_it_is_corrected(cluster: Cluster, a_hou
         a_house.apply(group("chat", "fast"))
         a_house.wait_ready("instancegroup/chat")
         assert "chat" in a_house.groups()
+
+
+def test_a_quota_that_is_used_up(a_house: House, operator_for: NewOperator) -> None:
+    """A server says this with the status of a missing right, and means somebody who looks at the resource, not at the operator's log."""
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"count/statefulsets.apps": "0"}}}
+    a_house.apply(quota)
+    eventually(lambda: "hard" in a_house.kubectl("get", "quota", "none", "-o", "jsonpath={.status}"), "the quota counts")
+    with operator_for(a_house):
+        a_house.apply(manager())
+        eventually(lambda: a_house.reason("KVCacheManager", "demo") == "ClusterRefused", "the manager says that the cluster refuses")
+        assert "exceeded quota" in a_house.condition("KVCacheManager", "demo")["message"]
+        a_house.kubectl("delete", "quota", "none")
+        a_house.wait_ready("kvcachemanager/demo")
+
+
+def test_an_object_with_large_annotations_of_its_own(a_house: House, operator_for: NewOperator) -> None:
+    """All annotations of an object share one limit, and a copy of these would not fit."""
+    big = storage("fast", a_house.root)
+    big["metadata"]["annotations"] = {"users.own": "x" * 140_000}
+    with operator_for(a_house) as operator:
+        a_house.apply(manager())
+        a_house.kube.create("Storage", a_house.namespace, big)
+        a_house.wait_ready("kvcachemanager/demo", "storage/fast")
+        a_house.kubectl("patch", "storage", "fast", "--type=merge", "-p", '{"spec":{"enabled":false}}')
+        eventually(lambda: not a_house.storages()["fast"].enabled, "a later change is seen")
+        a_house.kubectl("delete", "storage/fast", "--timeout=20s")
+        assert "Too long" not in operator.log
