@@ -16,7 +16,7 @@ from typing import Final
 
 from kvcm import __version__
 from kvcm.cli.upstream_options import parse_options
-from kvcm.common.errors import KvcmError
+from kvcm.common.errors import InvalidArgument, KvcmError, Unsupported
 
 PROGRAM: Final = "kv_cache_manager_bin"
 BAD_CONFIGURATION: Final = 255
@@ -55,7 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say("error: -e needs key=value")
             return 1
     from kvcm.cli.manager_process import Start, run_manager
-    from kvcm.config.errors import SettingsError
 
     start = Start(
         program=PROGRAM,
@@ -71,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KvcmError as error:
         for line in error.message.splitlines():
             _say(f"error: {line}")
-        return BAD_CONFIGURATION if isinstance(error, SettingsError) else 1
+        # Nobody else has asked for anything yet, so what is not valid or not served is in the configuration.
+        return BAD_CONFIGURATION if isinstance(error, InvalidArgument | Unsupported) else 1
     except Exception as error:
         if os.environ.get("KVCM_TRACEBACK"):
             raise

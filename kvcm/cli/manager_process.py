@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from kvcm.common.errors import InvalidArgument, KvcmError
 
 if TYPE_CHECKING:
+    from kvcm.config.settings import Settings
     from kvcm.config.settings_load import LoadedSettings
     from kvcm.service.cluster import Endpoint
     from kvcm.service.logger_config import LoggerConfig
@@ -97,11 +98,22 @@ def _settings(start: Start, logger_config: LoggerConfig | None) -> LoadedSetting
         # A logger file that gives the access log a place wants one; the settings have the last word.
         defaults[ACCESS_LOG_KEY] = "true"
     loaded = load_settings(text, start.env, os.environ, defaults)
-    if loaded.settings.startup_config:
+    _check_what_settings_name(loaded.settings)
+    return loaded
+
+
+def _check_what_settings_name(settings: Settings) -> None:
+    """What a start would refuse, while there is somebody to tell. Nothing is opened. Raises KvcmError."""
+    from kvcm.common.clock import SystemClock
+    from kvcm.config.store import open_store
+    from kvcm.coordination.open import open_coordinator
+
+    if settings.startup_config:
         from kvcm.config.startup import read_startup
 
-        read_startup(loaded.settings.startup_config)
-    return loaded
+        read_startup(settings.startup_config)
+    open_store(settings.registry_storage_uri)
+    open_coordinator(settings.coordination_uri, SystemClock())
 
 
 def _logger_config(start: Start) -> LoggerConfig | None:

@@ -176,7 +176,7 @@ EVENTS_DROPPED: Final = _counter("event.dropped_counter", "Events that found a p
 EVENTS_QUEUED: Final = _gauge("event.queued", "Events that wait.", _PUBLISHER)
 ACCESS_LOG_LINES: Final = _counter("access_log.line_counter", "Lines written to the access log.")
 ACCESS_LOG_DROPPED: Final = _counter("access_log.dropped_counter", "Calls missing in the access log because its queue was full.")
-LOG_DROPPED: Final = _counter("log.dropped_line_counter", "Log lines lost because nobody read them fast enough.")
+LOG_DROPPED: Final = _counter("log.dropped_line_counter", "Log lines lost because nobody took them fast enough or their file could not be written.")
 SERIES_DROPPED: Final = _gauge("metrics.dropped_series", "Series left out of this page because a family has too many.")
 SOURCES_FAILED: Final = _counter("metrics.failed_source_counter", "Owners of numbers that failed when they were asked.")
 

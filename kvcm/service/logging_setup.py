@@ -91,7 +91,7 @@ class _Waiting(queue.Queue[str | None]):
 
 
 class LineWriter(logging.Handler):
-    """Formats on the caller, writes in a thread. `dropped`: lines that found the queue full.
+    """Formats on the caller, writes in a thread. `dropped`: lines that found the queue full; `lost`: with those that could not be written.
 
     `bare`: the stream is for one kind of finished lines only (an access log file), which are written as they are.
     """
@@ -104,6 +104,10 @@ class LineWriter(logging.Handler):
         self._lines = _Waiting(MAX_WAITING_LINES)
         self._thread = threading.Thread(target=self._run, name="kvcm-log", daemon=True)
         self._thread.start()
+
+    @property
+    def lost(self) -> int:
+        return self.dropped + (self._stream.lost if isinstance(self._stream, LogFile) else 0)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -212,6 +216,10 @@ def lines_to(name: str) -> Callable[[Sequence[str]], None]:
     return write
 
 
+def _complain(sentence: str) -> None:
+    _log.error("%s", sentence)
+
+
 def _handlers_of(logger: logging.Logger) -> list[logging.Handler]:
     found: list[logging.Handler] = []
     at: logging.Logger | None = logger
@@ -241,7 +249,7 @@ class _Opener:
             # Two files that turn each other over would lose lines.
             path = os.path.abspath(target.path)
             if path not in self._open:
-                file = LogFile(target)
+                file = LogFile(target, complain=_complain)
                 if reason := file.open():
                     self.failures.append(f"The log file {target.path!r} cannot be written: {reason}. Its lines go to stderr.")
                     console = True

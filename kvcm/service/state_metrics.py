@@ -116,6 +116,6 @@ class NodeSource:
 
 
 def lost_log_lines() -> int:
-    """Lines that the process's log writers had to drop."""
+    """Lines that the process's log writers had to drop, or could not write."""
     loggers = [logging.getLogger(), *map(logging.getLogger, LOGS.values())]
-    return sum(handler.dropped for handler in {handler for logger in loggers for handler in logger.handlers} if isinstance(handler, LineWriter))
+    return sum(handler.lost for handler in {handler for logger in loggers for handler in logger.handlers} if isinstance(handler, LineWriter))

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hmac
 
+import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,8 @@ from kvcm.config.accounts import Role
 from kvcm.config.errors import SettingsError
 from kvcm.protocol import admin_service_pb2 as admin
 from kvcm.service.admin_service import FULL_NAME
-from kvcm.service.auth.accounts import PER_NAME_BURST, PER_NAME_MINUTE, PER_PEER_BURST, AccountCheck, Busy
+from kvcm.service.auth.accounts import PER_NAME_BURST, PER_NAME_MINUTE, PER_PEER_BURST, AccountCheck, Busy, caller_of
+from kvcm.service.auth.grpc_guard import guarded
 from kvcm.service.auth.guard import READS, Guard, Refusal, Tokens
 from kvcm.service.auth.header import BasicOffer, BearerOffer, NoOffer, parse_authorization
 from kvcm.service.auth.limiter import FailureLimiter
@@ -200,6 +202,30 @@ def test_the_same_password_many_times_at_once_is_one_attempt_and_shuts_nobody_ou
     asyncio.run(story())
 
 
+@pytest.mark.parametrize(
+    ("addresses", "callers"),
+    [
+        (("10.0.0.1", "::ffff:10.0.0.1", "%5B::ffff:10.0.0.1%5D", "::ffff:a00:1"), 1),
+        (("2001:db8::1", "%5B2001:db8::1%5D", "2001:db8::ffff:ffff:ffff:ffff", "[2001:DB8:0:0::9]"), 1),
+        (("fe80::1%eth0", "%5Bfe80::2%25eth1%5D"), 1),
+        (("2001:db8::1", "2001:db8:0:1::1", "10.0.0.1", "10.0.0.2", "::ffff:10.0.0.3", "", "a name"), 7),
+    ],
+)
+def test_one_host_has_one_account_of_attempts_however_its_address_is_written(addresses: tuple[str, ...], callers: int) -> None:
+    assert len({caller_of(address) for address in addresses}) == callers
+
+    async def story() -> None:
+        check = AccountCheck(Book().verify, FakeClock())
+        for number in range(PER_NAME_BURST):
+            assert await check.role("root", f"guess {number}", addresses[number % len(addresses)]) is None
+        if callers == 1:
+            for address in addresses:
+                with pytest.raises(Busy):
+                    await check.role("root", "another", address)
+
+    asyncio.run(story())
+
+
 def test_all_who_wait_for_a_check_that_cannot_be_made_are_told_at_once() -> None:
     async def story() -> None:
         asked = 0
@@ -284,3 +310,34 @@ def test_what_accounts_may_read_exists_and_changes_nothing() -> None:
     assert names >= READS
     assert all(name.startswith(("Get", "List", "Check")) for name in READS)
     assert "ListAccount" not in READS
+
+
+def test_a_caller_whose_password_is_being_checked_is_not_late_with_its_request() -> None:
+    codes: list[grpc.StatusCode] = []
+
+    class Context:
+        def set_code(self, code: grpc.StatusCode) -> None:
+            codes.append(code)
+
+        def peer(self) -> str:
+            return "ipv4:10.0.0.1:1"
+
+        def invocation_metadata(self) -> list[tuple[str, str]]:
+            return [("authorization", basic("ann").decode())]
+
+    async def answer(request: bytes, context: object) -> bytes:
+        return request
+
+    async def story() -> None:
+        book = Book()
+        book.go.clear()
+        guard = Guard((Tokens(TokenSet([b"admin-token"])),), AccountCheck(book.verify, FakeClock()))
+        method = guarded(grpc.unary_unary_rpc_method_handler(answer), guard, "ListStorage")
+        waiting = asyncio.ensure_future(method.unary_unary(b"request", Context()))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert codes == [grpc.StatusCode.OK]  # what unsent.py looks at
+        book.go.set()
+        assert await waiting == b"request"
+
+    asyncio.run(story())

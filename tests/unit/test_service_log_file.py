@@ -60,6 +60,43 @@ def test_what_cannot_be_written_is_counted_and_tried_again_after_a_pause(tmp_pat
     assert (folder / "log").read_text(encoding="utf-8") == "level=warn logger=kvcm.log lines_lost=2\nkept\n"
 
 
+def test_a_full_disk_is_noticed_although_writes_are_buffered(tmp_path: Path) -> None:
+    now = 100.0
+    said: list[str] = []
+    path = tmp_path / "log"
+    path.symlink_to("/dev/full")
+    log = LogFile(FileTarget(str(path)), lambda: now, said.append)
+    assert log.open() == ""
+    log.write("one\ntwo\n")
+    log.flush()
+    assert log.lost == 2
+    for _ in range(3):
+        now += RETRY_S
+        log.write("three\n")
+        log.flush()
+    log.write("four\n")
+    assert log.lost == 6
+    assert said == [f"log_file_failed path={path} reason='No space left on device': its lines are lost until it can be written again"]
+    path.unlink()
+    now += RETRY_S
+    log.write("kept\n")
+    log.flush()
+    assert path.read_text(encoding="utf-8") == "level=warn logger=kvcm.log lines_lost=6\nkept\n"
+    log.close()
+    assert log.lost == 6
+
+
+def test_a_large_block_that_fails_at_once_is_lost_once(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.symlink_to("/dev/full")
+    log = LogFile(FileTarget(str(path)), lambda: 0.0)
+    log.write("small\n")
+    log.write(("x" * 1000 + "\n") * 100)
+    log.flush()
+    log.close()
+    assert log.lost == 101
+
+
 def test_text_that_is_no_utf8_is_written_escaped(tmp_path: Path) -> None:
     log = LogFile(FileTarget(str(tmp_path / "log")))
     log.write("\ud800\n")

@@ -15,6 +15,7 @@ import pytest
 from kvcm.service import logging_setup
 from kvcm.service.logger_config import FileTarget, LoggerConfig, Route
 from kvcm.service.logging_setup import LineFormatter, LineWriter, lines_to, set_up_logging
+from kvcm.service.state_metrics import lost_log_lines
 
 pytestmark = pytest.mark.unit
 TURNING = {"LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"}
@@ -127,6 +128,21 @@ def test_lines_that_wait_are_bounded_by_their_size_too(monkeypatch: pytest.Monke
     writer.write_lines(["there is room again"], "x")
     assert "lines_dropped=90" in stream.getvalue()
     assert stream.getvalue().count("a" * 100) == 5
+
+
+def test_a_log_whose_disk_is_full_is_an_error_in_the_service_log_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "access.log").symlink_to("/dev/full")
+    stream = io.StringIO()
+    config = LoggerConfig(logs={"access": Route(files=(FileTarget(str(tmp_path / "access.log")),), inherit=False)})
+    before = lost_log_lines()
+    logs = set_up_logging(0, stream, config)
+    lines_to(logging_setup.LOGS["access"])(["{1}", "{2}"])
+    for handler in logging.getLogger(logging_setup.LOGS["access"]).handlers:
+        assert isinstance(handler, LineWriter)
+        handler.finish()
+    assert lost_log_lines() - before == 2
+    logs.finish()
+    assert "level=error logger=kvcm.service.logging log_file_failed" in stream.getvalue()
 
 
 def test_finished_lines_go_as_one_block_to_the_handlers_of_their_logger() -> None:

@@ -1,7 +1,7 @@
 """Passwords of accounts at the door: the check itself, its cost and its memory of right answers are the registry's (`kvcm.config.accounts`).
 
-What is added here is that nobody may go on guessing: failures are counted per caller and name, and per caller in all, and whoever has had too many is not
-checked for a while. Names are counted as short hashes, so that long ones cost no memory.
+What is added here is that nobody may go on guessing: failures are counted per caller (`caller_of`) and name, and per caller in all, and whoever has had too
+many is not checked for a while. Names are counted as short hashes, so that long ones cost no memory.
 
 The same name and password from one caller are one attempt while they are being checked: a tool that opens twenty connections at once is no guesser.
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ipaddress
 from collections.abc import Awaitable, Callable
 
 from kvcm.common.clock import Clock
@@ -28,6 +29,21 @@ Verify = Callable[[str, str], Awaitable[Role | None]]
 
 class Busy(Exception):
     """Not checked: the caller was wrong too often."""
+
+
+def caller_of(address: str) -> str:
+    """Whose attempts are counted together: an IPv4 address, however it is written, or 64 bits of an IPv6 address, which one host has all of.
+
+    `address` is as HTTP (`::1`) or gRPC (`%5B::1%5D`, with a zone `%5Bfe80::1%25eth0%5D`) gives it; other texts stay as they are.
+    """
+    plain = address.removeprefix("%5B").removesuffix("%5D").strip("[]").partition("%")[0]
+    try:
+        known = ipaddress.ip_address(plain)
+    except ValueError:
+        return address
+    if isinstance(known, ipaddress.IPv6Address):
+        return str(known.ipv4_mapped or ipaddress.IPv6Address(int(known) >> 64 << 64))
+    return plain
 
 
 class _HungUp(Exception):
@@ -49,7 +65,7 @@ class AccountCheck:
 
     async def role(self, user: str, password: str, peer: str) -> Role | None:
         """None: wrong. Raises Busy, and NotReady when accounts cannot be checked here and now."""
-        attempt = (peer, user, password)
+        attempt = (caller_of(peer), user, password)
         answer: _Answer = _HUNG_UP
         while answer is _HUNG_UP and (running := self._running.get(attempt)) is not None:
             answer = await asyncio.shield(running)

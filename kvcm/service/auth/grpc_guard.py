@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from kvcm.service.auth.guard import Guard, Refusal
+from kvcm.service.grpc.unsent import begin
 
 _ANSWERS = {
     Refusal.MISSING: (grpc.StatusCode.UNAUTHENTICATED, "this call needs the metadata 'authorization: Bearer <token>'"),
@@ -26,6 +27,7 @@ def guarded(method: Any, guard: Guard, rpc: str) -> Any:
     inner = method.unary_unary
 
     async def handle(request: Any, context: Any) -> Any:
+        begin(context)  # a password takes its time, and the caller is not late meanwhile
         refusal = await guard.admit(_authorization(context), peer_address(context.peer()), rpc)
         if refusal is not None:
             await context.abort(*_ANSWERS[refusal])
