@@ -90,8 +90,9 @@ class EtcdMember:
         process.wait(10)
 
     def pause(self) -> None:
-        """Its connections stay open and nothing answers."""
+        """Its connections stay open and nothing answers; returns when all its threads have stopped."""
         self._running().send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._running().pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         self._running().send_signal(signal.SIGCONT)

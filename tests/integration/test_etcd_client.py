@@ -159,8 +159,8 @@ def test_silence_of_a_dead_stream_is_found_out(etcd: EtcdServer) -> None:
     async def run() -> None:
         async with TcpProxy(etcd.only.port) as proxy, client_of(proxy.address, timeout_s=1.0) as watcher, client_of(etcd.address) as writer:
             _, revision = await writer.get(b"s")
-            watch = watcher.watch(b"s", start_revision=revision + 1, silence_s=0.2)
-            for _ in range(4):
+            watch = watcher.watch(b"s", start_revision=revision + 1, silence_s=0.5)
+            for _ in range(3):
                 assert (await watch.next()).events == (), "a living stream answers when it is asked"
             proxy.silent = True
             await writer.put(b"s", b"unseen")
