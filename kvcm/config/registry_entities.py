@@ -17,7 +17,7 @@ from kvcm.config.errors import InUse, VersionConflict
 from kvcm.config.model import Instance, InstanceGroup
 from kvcm.config.persisted import group_from_dict, group_to_dict, instance_from_dict, instance_to_dict
 from kvcm.config.registry_core import RegistryCore, RegistryEventKind
-from kvcm.config.registry_rules import check_group, check_instance
+from kvcm.config.registry_rules import check_group, check_instance, check_size
 from kvcm.config.store import Change, Record
 
 MAX_GROUPS = 4096
@@ -69,6 +69,7 @@ class GroupRegistry:
 
     async def _put(self, group: InstanceGroup, kind: RegistryEventKind) -> None:
         record = as_record(group, group_to_dict)
+        check_size(f"Instance group {group.name!r}", record)
         # What is published is what recovery would read (I-RG-1).
         stored = group_from_dict(record)
 
@@ -95,7 +96,9 @@ class InstanceRegistry:
     async def register(self, instance: Instance) -> bool:
         if self.is_registered(instance):
             return False
-        wanted = instance_from_dict(as_record(instance, instance_to_dict))
+        record = as_record(instance, instance_to_dict)
+        check_size(f"Instance {instance.instance_id!r}", record)
+        wanted = instance_from_dict(record)
         if len(self._core.tables.instances) >= MAX_INSTANCES:
             raise CapacityReached(f"There can be at most {MAX_INSTANCES} instances.")
         group = self._core.tables.groups.get(wanted.instance_group_name)

@@ -6,13 +6,14 @@ is refused here, once, for every way in. Requirements that only the admin API ha
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import fields, replace
 
 from kvcm.common.errors import InvalidArgument
 from kvcm.config.model import CachePreferStrategy, Instance, InstanceGroup
 from kvcm.config.settings_source import parse_buckets
-from kvcm.config.store import OWN_PREFIX, RESERVED_IDS
+from kvcm.config.store import OWN_PREFIX, RESERVED_IDS, Record
 from kvcm.data_storage.model import (
     DummySpec,
     EventReportSpec,
@@ -30,6 +31,8 @@ from kvcm.data_storage.naming import check_storage_name, component_problem
 MAX_ID_CHARS = 256
 MAX_CANDIDATES = 256
 MAX_TIMING_MS = 86_400_000
+MAX_RECORD_CHARS = 1 << 18
+"""Of one entity as JSON. Whoever may register an instance could else fill the memory and the store, which is written as a whole."""
 
 
 def name_problem(text: str) -> str | None:
@@ -50,6 +53,12 @@ def name_problem(text: str) -> str | None:
 def place_problem(text: str) -> str | None:
     """The same for what also becomes a part of paths and URIs: instance ids, spec names, storage names."""
     return name_problem(text) or component_problem(text)
+
+
+def check_size(what: str, record: Record) -> None:
+    """`what` begins the sentence. Raises InvalidArgument."""
+    if len(json.dumps(record)) > MAX_RECORD_CHARS:
+        raise InvalidArgument(f"{what} takes more than {MAX_RECORD_CHARS} characters to store.")
 
 
 def check_storage(storage: Storage) -> None:

@@ -15,7 +15,7 @@ from kvcm.common.errors import CapacityReached, DuplicateEntity, InvalidArgument
 from kvcm.config.errors import InUse
 from kvcm.config.persisted import storage_from_dict, storage_to_dict
 from kvcm.config.registry_core import RegistryCore, RegistryEventKind
-from kvcm.config.registry_rules import check_storage, moves
+from kvcm.config.registry_rules import check_size, check_storage, moves
 from kvcm.config.store import Change, QuarantinedRecord
 from kvcm.data_storage.model import Storage
 
@@ -58,6 +58,7 @@ class StorageRegistry:
         if len(self._core.tables.storages) >= MAX_STORAGES:
             raise CapacityReached(f"There can be at most {MAX_STORAGES} storages.")
         record = storage_to_dict(storage)
+        check_size(f"Storage {storage.name!r}", record)
         storage = storage_from_dict(record)
         await self._storages.add(storage)
         if not storage.enabled:
@@ -77,6 +78,7 @@ class StorageRegistry:
             self.refuse_referenced(old.name, force, "moved to another place")
         # Enabling and disabling has calls of its own; an update must not switch a disabled storage on again.
         record = storage_to_dict(replace(storage, enabled=old.enabled))
+        check_size(f"Storage {old.name!r}", record)
         new = storage_from_dict(record)
         if new == old and ("storage", old.name) not in self._core.tables.quarantined:
             return

@@ -18,7 +18,7 @@ from kvcm.config.persisted import group_from_dict, group_to_dict, instance_from_
 from kvcm.config.persisted_account import Account, account_from_dict, account_to_dict
 from kvcm.config.registry_core import Tables
 from kvcm.config.registry_entities import MAX_GROUPS, MAX_INSTANCES, as_record
-from kvcm.config.registry_rules import check_group, check_instance, check_storage
+from kvcm.config.registry_rules import check_group, check_instance, check_size, check_storage
 from kvcm.config.registry_storages import MAX_STORAGES
 from kvcm.config.snapshot_secrets import hide, restore
 from kvcm.config.snapshot_text import Section
@@ -109,7 +109,9 @@ async def _read(
                 assert isinstance(value, dict)  # or it would not have been understood
                 value = restore(value, known(name), f"{place} ({name!r})")
                 entity = parse(value)
-            _refuse_strays(value, as_record(entity, write), place)
+            record = as_record(entity, write)
+            _refuse_strays(value, record, place)
+            check_size(place, record)
             check(entity)
         except InvalidArgument as error:
             text = error.message if error.message.startswith(place) else f"{place}: {error.message}"

@@ -116,6 +116,7 @@ BROKEN: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
     ("storages[0]: the field 'colour' is unknown", lambda found: found["storages"][0].update(colour=1)),
     ("storages[0].storage_spec: the field 'colour' is unknown", lambda found: found["storages"][0]["storage_spec"].update(colour=1)),
     ("storages[0]: storage.storage_spec.root_path must be", lambda found: found["storages"][0]["storage_spec"].update(root_path=1)),
+    ("storages[0] takes more than", lambda found: found["storages"][0]["storage_spec"].update(root_path="/" + "x" * (1 << 18))),
     ("storages[1]: the name 'nfs_01' was there before", lambda found: found["storages"].append(found["storages"][0])),
     ("storages[0]: The name of the storage", lambda found: found["storages"][0].update(global_unique_name="a/b")),
     ("instance_groups[0]: instance_group.quota.capacity", lambda found: found["instance_groups"][0]["quota"].update(capacity="1")),

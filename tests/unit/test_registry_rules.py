@@ -15,6 +15,7 @@ from kvcm.config.errors import FencedOut, InUse, VersionConflict
 from kvcm.config.model import CacheConfig, CachePreferStrategy, Instance, InstanceGroup, LocationSpecInfo, ModelDeployment
 from kvcm.config.registry import Registry
 from kvcm.config.registry_core import RegistryEvent, RegistryEventKind
+from kvcm.config.registry_rules import MAX_RECORD_CHARS
 from kvcm.config.startup import default_group, default_storage
 from kvcm.config.store import Change
 from kvcm.config.store_memory import MemoryStore
@@ -529,3 +530,30 @@ def test_an_unexpected_failure_while_opening_leaves_the_registry_closed_and_noth
         assert registry.list_storages() == []
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("what", ["instance", "group", "storage", "storage update", "group update"])
+def test_no_entity_is_larger_than_a_store_that_is_written_whole_can_bear(what: str) -> None:
+    big = "x" * MAX_RECORD_CHARS
+    group, storage = replace(default_group(), name="g"), replace(default_storage(), name="s")
+    large_storage = replace(storage, spec=NfsSpec(f"/{big}"))
+
+    async def work(world: World) -> None:
+        registry = world.registry
+        await registry.add_storage(default_storage())
+        await registry.create_group(default_group())
+        await registry.add_storage(storage)
+        before = await registry.snapshot()
+        attempts: dict[str, Callable[[], Awaitable[object]]] = {
+            "instance": lambda: registry.register_instance(instance(user_data=json.dumps(big))),
+            "group": lambda: registry.create_group(replace(group, user_data=json.dumps(big))),
+            "storage": lambda: registry.add_storage(replace(large_storage, name="t")),
+            "storage update": lambda: registry.update_storage(large_storage),
+            "group update": lambda: registry.update_group(replace(default_group(), user_data=json.dumps(big), version=2), 1),
+        }
+        with pytest.raises(InvalidArgument, match="takes more than"):
+            await attempts[what]()
+        assert await registry.snapshot() == before
+
+    world = scenario(work)
+    assert set(world.storages.opened) == {default_storage().name, "s"}
