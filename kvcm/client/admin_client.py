@@ -39,7 +39,7 @@ __all__ = ["DEFAULT_TIMEOUT_S", "AdminCallFailed", "AdminClient", "ClusterInfo",
 class AdminClient(NodeCalls):
     """`address`: `host:port` of a manager's admin gRPC service, or several, or discovery URLs. Use it as an async context manager, on one event loop.
 
-    `failover_s`: how long a call may wait for a leader when there is none, on top of `timeout_s`.
+    `failover_s`: how long after its first failure a call may look for a leader and begin another attempt.
     """
 
     def __init__(

@@ -3,8 +3,8 @@
 - A call to the leader that is answered with "not the leader", or for which no connection could be made, was not carried out: all nodes are asked who leads,
   the client moves there and repeats it, changes too. A read without an answer is repeated only after a move.
 - A change without an answer is OutcomeUnknown and never repeated.
-- All this ends `failover_s` after the call's own time. A node that is named as the leader and cannot be reached (an address that is good only inside the
-  cluster) is not moved to; nor is one of an older epoch than was seen within ten seconds.
+- No attempt begins later than `failover_s` after the first failure, but the one at a leader that was found by then. A node that is named as the leader and
+  cannot be reached (an address that is good only inside the cluster) is not moved to; nor is one of an older epoch than was seen within ten seconds.
 """
 
 from __future__ import annotations
@@ -86,20 +86,19 @@ class LeaderRoute:
 
     async def _call(self, method: str, request: Any, unanswered: type[KvcmError], *, force: bool) -> Any:
         now = asyncio.get_running_loop().time
-        until = now() + self._timeout_s + self._failover_s
-        waited_until: float | None = None
+        until = float("inf")
         for attempt in range(_MAX_ATTEMPTS):
             channel = _opened(self._leader)
             try:
                 return await channel.call(method, request, unanswered, force=force)
             except (NotLeader, NotReady) as error:
                 # ManagerUnreachable is a NotReady, and so is a read without an answer; of a change, both say that nothing was done.
+                until = min(until, now() + self._failover_s)
                 moved = await self._search(channel)
-                if moved:
+                if moved and (attempt == 0 or now() < until):
                     continue
-                waited_until = waited_until or min(until, now() + self._failover_s)
                 pause = min(_FIRST_PAUSE_S * 2 ** min(attempt, 10), _MAX_PAUSE_S) * (0.5 + self._draw() / 2)
-                if not isinstance(error, NotLeader | ManagerUnreachable) or now() + pause >= waited_until:
+                if not isinstance(error, NotLeader | ManagerUnreachable) or now() + pause >= until:
                     raise
                 await asyncio.sleep(pause)
         raise ManagerUnreachable(f"no manager that leads was found for {method}")

@@ -55,8 +55,8 @@ class ModelDeployment:
 class MetaChannelConfig:
     """`retry_time`: most attempts of one idempotent read (1 or less: no repeat). Seconds otherwise.
 
-    `failover_s` (an own key of ours, `failover_timeout`): how much longer than `call_timeout_s` a call may take to follow the leader. 0: it may move to
-    a leader that is known at once, and never waits for one.
+    `failover_s` (an own key of ours, `failover_timeout`): how long after its first failure a call may begin another attempt. 0: it may
+    move to a leader that is known at once, and never waits for one.
     """
 
     retry_time: int = 3

@@ -9,7 +9,7 @@ Every method takes the request as a dictionary of the JSON API and returns the w
 
 With `auto_discover_leader`, a request is sent again when the manager answers SERVER_NOT_LEADER or no connection could be made, which says that nothing was
 done; a read also without an answer, unless it was too late from a manager that still leads. A change without an answer raises RpcOutcomeUnknown and is never
-sent again: it may have happened. `leader_retry_count` bounds the repeats, or, if it is above 0, `failover_seconds` on top of the request's own time. See
+sent again: it may have happened. `leader_retry_count` bounds the repeats, or, if it is above 0, `failover_seconds` from the first failure on. See
 http_route for how the leader is followed.
 """
 
@@ -159,10 +159,9 @@ class KvCacheManagerClient:
 
     def _call(self, api: str, data: Json, check: bool) -> Json:
         body = _encoded(api, data)
-        until = self._now() + self._timeout + self._failover
         target = self._route.target
         status, reply, problem = self._try(target, api, body)
-        attempt = 0
+        attempt, until = 0, self._now() + self._failover
         while problem is not None or status_code(reply) == _NOT_LEADER:
             attempt += 1
             if not self._rest(attempt, until):

@@ -4,7 +4,8 @@
 - A read without an answer is repeated when the leader is found elsewhere, or when nobody could be reached. One that timed out at a node that still leads is
   not: that node has enough to do.
 - A change that may have been carried out is never repeated. FinishWrite's outcome is asked for (finish_outcome); every other one is `RpcOutcomeUnknown`.
-- All this ends `failover_s` after the call's own time is over. Pauses in between grow, and their length is drawn so that clients do not come in step.
+- No attempt begins later than `failover_s` after the first one failed, but the one at a leader that was found by then. Pauses in between grow, and their
+  length is drawn so that clients do not come in step.
   A client that has just waited in vain does not wait again for a second: without a leader, most calls fail at once.
 """
 
@@ -74,16 +75,17 @@ class MetaCore:
         """Run one operation; `timeout_s` replaces the configured call timeout. Following the leader comes on top, at most `failover_s`."""
         timeout_s = timeout_s or self._config.meta_channel.call_timeout_s
         patience_s = 0.0 if self._now() - self._gave_up_at < _GIVEN_UP_S else self._config.meta_channel.failover_s
-        until = self._now() + timeout_s + patience_s
         yield from self._leader.leave_dead_node()
-        attempt = 0
+        attempt, until = 0, float("inf")
         while True:
             link = self._leader.current()
             try:
                 result = yield from self._run(link, operation, timeout_s)
             except RpcOutcomeUnknown as error:
-                return (yield from self._outcome(link, operation, error, timeout_s, until))
+                return (yield from self._outcome(link, operation, error, timeout_s, self._now() + patience_s))
             except (ServiceNotLeader, RpcFailed) as error:
+                # From the first problem on: a call that goes well at once costs no look at the clock.
+                until = min(until, self._now() + patience_s)
                 attempt = yield from self._move(link, error, attempt, until)
             else:
                 self._open.note(operation, result)
@@ -108,7 +110,7 @@ class MetaCore:
         gone = deposed or (isinstance(error, RpcFailed) and (error.grpc_status in _GONE or not error.may_have_run))
         while True:
             found = yield from self._leader.search(link, deposed=gone)
-            if found is Found.MOVED and attempt < _MAX_ATTEMPTS:
+            if found is Found.MOVED and (attempt == 0 or (attempt < _MAX_ATTEMPTS and self._now() < until)):
                 return attempt + 1
             if not gone or not (yield from self._rest(attempt, until)):
                 raise error

@@ -16,7 +16,8 @@ from kvcm.common.errors import KvcmError
 from kvcm.config.store import RegistryStore
 from kvcm.service.cluster import ClusterView
 
-_PROBE_EVERY_S = 5.0
+_LOOK_EVERY_S = 0.5
+_LOOKS_A_PROBE = 10
 _PROBE_S = 3.0
 _log = logging.getLogger("kvcm.service.readiness")
 
@@ -30,6 +31,7 @@ class Readiness:
         self._registry_problem = "it has not been read yet"
         self._closed = False
         self._said = ""
+        self._was_ready = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -72,10 +74,16 @@ class Readiness:
             self._registry_problem = "it did not answer in time"
 
     async def _watch(self) -> None:
+        looks = 0
         while True:
-            await self.probe()
+            if looks % _LOOKS_A_PROBE == 0:
+                await self.probe()
+            looks += 1
             reason = self.reason()
             if reason != self._said and not self._closed:
                 self._said = reason
-                _log.log(logging.WARNING if reason else logging.INFO, "not_ready: %s" if reason else "ready%s", reason)
-            await asyncio.sleep(_PROBE_EVERY_S)
+                # Every start begins without a leader.
+                level = logging.WARNING if reason and self._was_ready else logging.INFO
+                _log.log(level, "not_ready: %s" if reason else "ready%s", reason)
+                self._was_ready = self._was_ready or not reason
+            await asyncio.sleep(_LOOK_EVERY_S)

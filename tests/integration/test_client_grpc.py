@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -399,3 +401,40 @@ def test_threads_share_one_client_while_the_leader_moves(start: Start) -> None:
         assert {info.instance_id for info in infos} == {"i"}
         assert meta.address == second.address
         assert sum(type(request).__name__ == "RegisterInstanceRequest" for request in second.requests) == 1
+
+
+def test_the_words_by_which_a_refused_connection_is_known(start: Start, connect: Connect) -> None:
+    """gRPC tells only in its status text that a call was not sent; other words count as sent (docs/decisions, following the leader)."""
+    node = start()
+    config = _config(node)
+    meta = connect(replace(config, meta_channel=replace(config.meta_channel, failover_s=0.0)))
+    node.stop()
+    with pytest.raises(RpcFailed) as caught:
+        meta.remove_cache([1])
+    assert not caught.value.unknown_outcome
+    assert not caught.value.may_have_run
+    assert caught.value.grpc_status == "UNAVAILABLE"
+
+
+def test_a_node_that_hangs_does_not_hold_up_the_search(start: Start, connect: Connect) -> None:
+    first, second = start(), start()
+    second.leader = first.port
+    with socket.socket() as hanging:
+        hanging.bind(("127.0.0.1", 0))
+        hanging.listen()
+        addresses = (first.address, f"127.0.0.1:{hanging.getsockname()[1]}", second.address)
+        config = _config(first)
+        # Whoever waited for the one that hangs would wait for a minute.
+        patient = replace(config, addresses=addresses, meta_channel=replace(config.meta_channel, connection_timeout_s=60.0, call_timeout_s=60.0))
+        meta = connect(patient)
+        first.leader, second.leader = second.port, None
+        meta.remove_cache([1])
+        assert meta.address == second.address
+
+
+def test_addresses_by_name(start: Start, connect: Connect) -> None:
+    node = start()
+    meta = connect(replace(_config(node), addresses=(f"dns://localhost:{node.port}",)))
+    assert meta.address.endswith(f":{node.port}")
+    with pytest.raises(ConnectFailed, match="names cannot be looked up"):
+        connect(replace(_config(node), addresses=("dns://no-such-name.invalid",)))

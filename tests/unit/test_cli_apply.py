@@ -16,6 +16,7 @@ import yaml
 from kvcm.cli import main as cli
 from kvcm.client import admin_client
 from kvcm.client.admin_testing import FakeAdmin
+from kvcm.client.admin_types import ClusterInfo, NodeEndpoint, NodeRole, NodeState
 from kvcm.client.security import ClientSecurity
 from kvcm.common.errors import KvcmError, NotLeader, StorageError
 from kvcm.config.model import Instance, LocationSpecInfo, ModelDeployment
@@ -31,9 +32,9 @@ class Manager(FakeAdmin):
     def __init__(self) -> None:
         instance = Instance("i1", "demo", "demo", 16, (LocationSpecInfo("tp0", 1024), LocationSpecInfo("tp1", 512)), ModelDeployment("m\x1b", "fp8"))
         super().__init__(instances=[instance])
-        self.reached: list[tuple[str, float]] = []
+        self.reached: list[tuple[Any, float]] = []
 
-    def connect(self, address: str, *, timeout_s: float, security: ClientSecurity) -> Manager:
+    def connect(self, address: Any, *, timeout_s: float, security: ClientSecurity) -> Manager:
         self.reached.append((address, timeout_s))
         return self
 
@@ -180,6 +181,38 @@ def test_get_prints_tables_json_and_yaml(manager: Manager, capsys: pytest.Captur
     assert json.loads(get("instances", "-o", "json"))[0]["specs"] == [{"name": "tp0", "size": 1024}, {"name": "tp1", "size": 512}]
     assert json.loads(get("cluster", "-o", "json"))["leader"] is None
     assert get("cluster").splitlines()[1].split() == ["node-1", "leader", "-", "true", "-", "-", "-", "-", "-"]
+
+
+def test_get_cluster_lists_every_node(manager: Manager, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    ends = [NodeEndpoint(f"m-{number}", f"10.0.0.{number}", 1, 2, 3, 4, "") for number in range(3)]
+    roles = (NodeRole.LEADER, NodeRole.FOLLOWER, NodeRole.UNKNOWN)
+    nodes = tuple(NodeState(end, role, epoch) for end, role, epoch in zip(ends, roles, (7, 0, 5), strict=True))
+
+    async def asked() -> ClusterInfo:
+        return ClusterInfo("m-1", "m-0", -1, ends[0], 7, nodes)
+
+    monkeypatch.setattr(manager, "cluster_info", asked)
+    assert cli.main(["get", "cluster"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["NODE", "ROLE", "EPOCH", "HEALTHY", "HOST", "META-RPC", "META-HTTP", "ADMIN-RPC", "ADMIN-HTTP"]
+    assert rows[1:] == [
+        ["m-0", "leader", "7", "-", "10.0.0.0", "1", "2", "3", "4"],
+        ["m-1", "follower", "0", "true", "10.0.0.1", "1", "2", "3", "4"],
+        ["m-2", "unknown", "5", "-", "10.0.0.2", "1", "2", "3", "4"],
+    ]
+    assert cli.main(["get", "cluster", "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["leaderEpoch"], [node["role"] for node in found["nodes"]]) == (7, ["leader", "follower", "unknown"])
+
+
+@pytest.mark.parametrize(
+    ("text", "reached"),
+    [("a:1, b:2", ("a:1", "b:2")), ("dns://kvcm-nodes:6491", "dns://kvcm-nodes:6491"), ("[::1]:7", "[::1]:7")],
+)
+def test_several_managers_or_where_to_find_them(manager: Manager, text: str, reached: Any) -> None:
+    assert cli.main(["get", "storages", "--manager", text]) == 0
+    assert manager.reached[-1][0] == reached
+    assert cli.main(["get", "storages", "--manager", "a:1,b"]) == 1
 
 
 def test_an_unexpected_fault_is_a_sentence_too(manager: Manager, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
