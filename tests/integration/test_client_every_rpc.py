@@ -26,7 +26,7 @@ from kvcm.client import (
 )
 from kvcm.client.admin_types import AccountRole
 from kvcm.client.detail_types import SelectStrategy
-from kvcm.client.errors import ServiceError, ServiceInstanceUnknown, ServiceInternal, ServiceInvalidArgument, ServiceUnsupported
+from kvcm.client.errors import ServiceError, ServiceInstanceUnknown, ServiceInternal, ServiceInvalidArgument
 from kvcm.client.types import LocationSpec
 from kvcm.common.errors import DuplicateEntity, InvalidArgument, KvcmError, NotFound, NotLeader, Unsupported
 from kvcm.config.model import CacheConfig, CachePreferStrategy, Instance, InstanceGroup, LocationSpecInfo, ModelDeployment, Quota, ReclaimStrategy
@@ -170,11 +170,10 @@ def test_remove_and_trim(meta: Any) -> None:
     assert meta.match_location_len(QueryType.PREFIX_MATCH, [41]) == 0
 
 
-def test_calls_of_later_versions_say_so(meta: Any) -> None:
-    """Until the manager serves them; the shapes of their replies are tested with a server in the process."""
-    with pytest.raises(ServiceUnsupported):
-        meta.get_host_cache_state([1, 2])
-    with pytest.raises(ServiceUnsupported) as caught:
+def test_reports_of_hosts_need_a_storage_for_them(meta: Any) -> None:
+    """What they do with one is in test_upstream_report_event; the shapes of their replies are tested with a server in the process."""
+    assert meta.get_host_cache_state([1, 2]) == ()
+    with pytest.raises(ServiceInstanceUnknown, match="event_report_storage_candidates") as caught:
         meta.report_event("10.0.0.1:1", 8, [BlockAdd(1, "mem", (LocationSpec("tp0", "vineyard://10.0.0.1:1/mem"),))])
     assert isinstance(caught.value.details, EventReport)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvcm.client import AdminClient, ClientSecurity, KvCacheManagerClient
-from kvcm.client.errors import AccessDenied, RpcFailed, ServiceDuplicate, ServiceInstanceUnknown, ServiceInvalidArgument, ServiceNotLeader, ServiceUnsupported
+from kvcm.client.errors import AccessDenied, RpcFailed, ServiceDuplicate, ServiceInstanceUnknown, ServiceInvalidArgument, ServiceNotLeader
 from kvcm.service.testing import ManagerProcess, free_port
 from kvcm.service.tls.testing import Authority
 
@@ -67,11 +67,12 @@ def test_a_block_from_its_registration_to_its_end(client: KvCacheManagerClient) 
     assert client.get_cache_location_len(query)["cache_location_len"] == "0"
 
 
-def test_calls_of_later_versions_say_so(client: KvCacheManagerClient) -> None:
-    with pytest.raises(ServiceUnsupported):
-        client.report_event(_of("life", host_ip_port="10.0.0.1:1", storage_type="ST_EVENT_REPORT_L2", events=[]))
-    with pytest.raises(ServiceUnsupported):
-        client.get_host_cache_state(_of("life", block_cache_keys=[1]))
+def test_reports_of_hosts_need_a_storage_for_them(client: KvCacheManagerClient) -> None:
+    client.register_instance(_instance("life"))
+    event = {"event_type": "EVENT_HEARTBEAT", "heartbeat": {"system_status": {}}}
+    with pytest.raises(ServiceInstanceUnknown, match="event_report_storage_candidates"):
+        client.report_event(_of("life", host_ip_port="10.0.0.1:1", storage_type="ST_EVENT_REPORT_L2", events=[event]))
+    assert client.get_host_cache_state(_of("life", block_cache_keys=[1]))["hosts"] == []
 
 
 def test_refusals_are_the_errors_of_their_codes(client: KvCacheManagerClient) -> None:
