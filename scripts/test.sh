@@ -8,6 +8,16 @@ started=$(date +%s)
 none_selected=5
 longest=2700
 
+# Real stores for the integration tests; without them those tests skip and say so.
+need=()
+command -v etcd >/dev/null || need+=(etcd-server)
+command -v redis-server >/dev/null || need+=(redis-server)
+command -v redis-sentinel >/dev/null || need+=(redis-sentinel)
+if [ "${#need[@]}" -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  echo "installing ${need[*]}"
+  scripts/apt_quietly.sh "${need[@]}" || echo "could not install ${need[*]}"
+fi
+
 # What is slow to make comes first and alone: tests with deadlines do not run beside compilers.
 able=yes
 if [ -z "${KVCM_E2E_KUBECONFIG:-}" ]; then
