@@ -150,20 +150,21 @@ class LineWriter(logging.Handler):
                 continue
         with contextlib.suppress(OSError, ValueError):
             self._stream.flush()
+        if isinstance(self._stream, LogFile):
+            # Here and not by whoever waits for this thread: closing a file waits for a write that hangs.
+            self._stream.close()
 
 
 class Logs:
     """Every log of the process. Call `finish` before it ends."""
 
-    def __init__(self, writers: Sequence[LineWriter], files: Sequence[LogFile]) -> None:
+    def __init__(self, writers: Sequence[LineWriter]) -> None:
         self._writers = tuple(writers)
-        self._files = tuple(files)
 
     def finish(self) -> None:
+        """Write what waits, for at most a few seconds a writer."""
         for writer in self._writers:
             writer.finish()
-        for file in self._files:
-            file.close()
 
 
 def set_up_logging(level: int, stream: TextIO | None = None, config: LoggerConfig | None = None, *, console: bool = False) -> Logs:
@@ -187,7 +188,7 @@ def set_up_logging(level: int, stream: TextIO | None = None, config: LoggerConfi
         logger.setLevel(logging.NOTSET if route.level is None else route.level)
     for failure in opener.failures:
         _log.error("%s", failure)
-    return Logs(opener.writers, opener.files)
+    return Logs(opener.writers)
 
 
 def set_log_level(level: int) -> None:
@@ -234,7 +235,6 @@ class _Opener:
 
     def __init__(self, stream: TextIO, max_chars: int) -> None:
         self.failures: list[str] = []
-        self.files: list[LogFile] = []
         self._stream = stream
         self._max_chars = max_chars
         self._open: dict[str, LineWriter] = {}
@@ -254,7 +254,6 @@ class _Opener:
                     self.failures.append(f"The log file {target.path!r} cannot be written: {reason}. Its lines go to stderr.")
                     console = True
                     continue
-                self.files.append(file)
                 self._writer(path, file, bare)
             found[path] = self._open[path]
         if console:

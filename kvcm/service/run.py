@@ -9,6 +9,8 @@ import asyncio
 import logging
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 
 import uvloop
@@ -23,6 +25,8 @@ from kvcm.service.server import ManagerServer
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 FORCED_EXIT_CODE = 1
+LEAVE_S = 10.0
+"""From the end of a stop to the end of the process, whatever hangs."""
 _log = logging.getLogger("kvcm.service.run")
 
 
@@ -54,9 +58,24 @@ async def _serve(settings: Settings, on_ready: Callable[[Endpoint], None]) -> No
             ready.result()
             on_ready(server.endpoint)
         await stopped
-    finally:
+    except BaseException:
         await server.stop()
+        leave_in_time(FORCED_EXIT_CODE)
+        raise
+    await server.stop()
+    leave_in_time(0)
     _log.info("stopped")
+
+
+def leave_in_time(code: int, seconds: float = LEAVE_S) -> None:
+    """End the process with `code` after `seconds` if it has not ended by itself: the interpreter waits for every thread of a pool, without a limit, and one
+    may be in a file system that does not answer."""
+
+    def leave() -> None:
+        time.sleep(seconds)
+        os._exit(code)
+
+    threading.Thread(target=leave, name="kvcm-leave", daemon=True).start()
 
 
 def _on_signal(number: int, stop: asyncio.Event) -> None:
