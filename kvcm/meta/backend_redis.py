@@ -19,61 +19,26 @@ from typing import Any
 
 from kvcm.common.errors import OutcomeUnknown, StorageError
 from kvcm.common.redis.connection import ConnectionLost, RedisConnection, error_word, glob_escaped, pack, refused
-from kvcm.common.redis.fenced import FENCED, FencedRedis, Script, Superseded, arg
+from kvcm.common.redis.fenced import FencedRedis, Superseded, arg
 from kvcm.common.redis.target import RedisTarget
 from kvcm.config.errors import FencedOut
 from kvcm.meta.location import Block
 from kvcm.meta.record import DamagedRecord, RecordCodec
 from kvcm.meta.redis_context import RedisContext
 from kvcm.meta.redis_read import BlockUnpacker
-from kvcm.meta.redis_write import BlockPacker
+from kvcm.meta.redis_scripts import PUT_CHAIN, PUT_FIELDS
+from kvcm.meta.redis_write import PART_BLOCKS, BlockPacker
 
 log = logging.getLogger("kvcm.meta.redis")
 
-_KEYS_PER_SCRIPT = 512
+_MAX_WIDE = 65_536
 _PAGE = 512
 _SCAN_COUNT = 4096
 _PAGES_UNDER_WAY = 3
 _LOAD_TIMEOUT_S = 30.0
 _REPORT_EVERY_US = 5_000_000
+_YES, _NO = b"$1\r\n1\r\n", b"$1\r\n0\r\n"
 _NO_FAILURES: Mapping[int, StorageError] = {}
-
-# ARGV: token, time, name of the time's field, key prefix, whether every key that exists has that field; then per block: its key, the number of
-# further arguments, field names and values.
-# HSET first and only then a look whether older fields are left. Where every key has the time's field, a key that got only new fields did not exist before, and
-# the look is saved. A key of another type is replaced.
-_PUT = Script(
-    FENCED
-    + """
-local call, pcall, now, stamp, prefix, ours = redis.call, redis.pcall, ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
-local at, last = 6, #ARGV
-while at < last do
-  local key, n = prefix .. ARGV[at], ARGV[at + 1]
-  if n == '0' then
-    call('DEL', key)
-    at = at + 2
-  else
-    local added, fields
-    if n == '4' then
-      fields = 3
-      added = pcall('HSET', key, stamp, now, ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5])
-    else
-      fields = n / 2 + 1
-      added = pcall('HSET', key, stamp, now, unpack(ARGV, at + 2, at + 1 + n))
-    end
-    if not ours or added ~= fields then
-      if type(added) == 'table' and string.sub(added.err, 1, 9) ~= 'WRONGTYPE' then return added end
-      if type(added) == 'table' or call('HLEN', key) ~= fields then
-        call('DEL', key)
-        call('HSET', key, stamp, now, unpack(ARGV, at + 2, at + 1 + n))
-      end
-    end
-    at = at + 2 + n
-  end
-end
-return 1
-"""
-)
 
 
 def block_prefix(instance_id: str) -> str:
@@ -97,6 +62,9 @@ class RedisBackend:
         self._unpacker = BlockUnpacker(records)
         self._ours = False
         """True once a scan has shown that every block there was written in the layout that this backend writes."""
+        self._wide: set[int] = set()
+        """Keys that may hold more fields than a block with one location has."""
+        self._head = arg(self._packer.time_field) + arg(self._prefix)
 
     async def open(self) -> None:
         await self._redis.reader()
@@ -112,12 +80,12 @@ class RedisBackend:
         await self._context.remember(self._redis, self._target, self._instance_id)
 
     async def apply(self, changes: Mapping[int, Block], fence: int) -> Mapping[int, StorageError]:
-        if len(changes) <= _KEYS_PER_SCRIPT:
+        if len(changes) <= PART_BLOCKS:
             await self._put(changes, fence)
             return _NO_FAILURES
         left = iter(changes.items())
         done = 0
-        while part := dict(islice(left, _KEYS_PER_SCRIPT)):
+        while part := dict(islice(left, PART_BLOCKS)):
             try:
                 await self._put(part, fence)
             except StorageError as error:
@@ -156,6 +124,7 @@ class RedisBackend:
         began = reported = self._context.monotonic_us()
         damaged = foreign = 0
         self._ours = False
+        self._wide.clear()
         stamp = self._packer.time_field
         try:
             under_way: deque[tuple[array[int], asyncio.Future[list[Any]]]] = deque()
@@ -175,6 +144,8 @@ class RedisBackend:
                         block = None
                     if block:
                         blocks.append((key, block))
+                        if len(block) > 1:
+                            self._wide.add(key)
                         foreign += stamp not in flat
                     elif block is None:
                         damaged += 1
@@ -187,6 +158,7 @@ class RedisBackend:
         finally:
             del self._stats.loading[self._instance_id]
         self._ours = not foreign and not damaged
+        self._note_wide(())
         self._stats.loaded += len(keys)
         self._stats.damaged += damaged
         if keys:
@@ -195,19 +167,37 @@ class RedisBackend:
             log.error("metadata_records_damaged instance=%s count=%d: they are left out and left in Redis", self._instance_id, damaged)
 
     async def _put(self, changes: Mapping[int, Block], fence: int) -> None:
-        args, count = await self._packer.pack(changes)
-        head = arg(b"%d" % self._context.wall_us()) + arg(self._packer.time_field) + arg(self._prefix) + (b"$1\r\n1\r\n" if self._ours else b"$1\r\n0\r\n")
+        """At most PART_BLOCKS. All of them, none, or OutcomeUnknown."""
+        usual = self._ours and self._wide.isdisjoint(changes)
+        head = arg(b"%d" % self._context.wall_us()) + self._head + (_YES if usual else _NO)
         stats = self._stats
-        try:
-            await self._redis.run(_PUT, head + args, count + 4, fence)
-        except Superseded as error:
-            stats.fenced += 1
-            raise self._fenced_out(error) from None
-        except StorageError as error:
-            stats.failed(error)
-            raise
+        begun = False
+        for args, number, chain in self._packer.pack(changes):
+            try:
+                await self._redis.run(PUT_CHAIN if chain else PUT_FIELDS, head + args, number + 4, fence)
+            except StorageError as error:
+                if isinstance(error, Superseded):
+                    stats.fenced += 1
+                else:
+                    stats.failed(error)
+                if begun or isinstance(error, OutcomeUnknown):
+                    self._note_wide(changes)
+                    raise OutcomeUnknown("Redis did not confirm all of a change") from error
+                if isinstance(error, Superseded):
+                    raise self._fenced_out(error) from None
+                raise
+            begun = True
+            if not chain or not usual:
+                self._wide.difference_update(changes)
+                self._note_wide([key for key, block in changes.items() if len(block) > 1])
         stats.batches += 1
         stats.blocks += len(changes)
+
+    def _note_wide(self, keys: Collection[int]) -> None:
+        self._wide.update(keys)
+        if len(self._wide) > _MAX_WIDE:  # then every block is looked at
+            self._wide.clear()
+            self._ours = False
 
     async def _reader(self) -> RedisConnection:
         return await self._redis.reader()

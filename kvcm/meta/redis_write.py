@@ -3,17 +3,17 @@
     hash    BP#prev_key, L#<location id> = JSON (upstream's current layout); P#<location id>#prev_key where a location's differs from its block's
     legacy  _prev_key_, __uri__ = JSON of all locations by id (what older releases of upstream read)
 
-The script adds the time (BP#lru_time, __lru_time__). A usual block has one location with one spec; its JSON differs from its neighbours' in id and URI only,
-so the rest is made once. Everything else takes the slow way through `RecordCodec`, with the same result byte for byte (a property test holds that).
+The script adds the time (BP#lru_time, __lru_time__). Usual blocks have one location with one spec and follow one another: each names the one before it. Their
+JSON differs in id and URI only, so the rest is made once, and the script finds id and predecessor by itself. Everything else takes the slow way through
+`RecordCodec`, with the same result byte for byte (a property test holds that).
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from kvcm.common.redis.fenced import arg
 from kvcm.meta.location import Block, Location, previous_key_of
@@ -24,13 +24,23 @@ Fields = list[tuple[bytes, bytes]]
 _UNSAFE = re.compile(rb'["\\\x00-\x1f]')  # must be escaped in JSON
 _MAX_HEADS = 1024
 _MAX_MIDDLES = 4096
-_SLICE = 256
+PART_BLOCKS = 256
+"""Blocks of one script: few enough to hold neither Redis nor our loop for long."""
 _NO_CHECKSUM = bytes(8)
-_END = b'"}]}'
+# key, the JSON in three parts
+_LINK = b'$%d\r\n%b\r\n$%d\r\n{"id":"%b%b%b"}]}\r\n'
+_AROUND = len('{"id":"' + "01234567" + '"}]}')
+_BLANK = _BREAK = b"$0\r\n\r\n"
+_REMOVED = b"$%d\r\n%b\r\n$0\r\n\r\n"
 
-# key, 4, BP#prev_key, its value, L#<id>, the JSON in four parts
-_WITH_PREVIOUS = b'$%d\r\n%b\r\n$1\r\n4\r\n$11\r\nBP#prev_key\r\n$%d\r\n%b\r\n$%d\r\nL#%b\r\n$%d\r\n{"id":"%b%b%b%b\r\n'
-_FIRST = b'$%d\r\n%b\r\n$1\r\n2\r\n$%d\r\nL#%b\r\n$%d\r\n{"id":"%b%b%b%b\r\n'
+
+class Packed(NamedTuple):
+    """`chain`: key and JSON of each block, without JSON to remove it, and before a block that does not follow the last one nothing and the key that it
+    follows (or nothing); else per block its key, the number of field names and values, and these."""
+
+    args: bytes
+    number: int
+    chain: bool
 
 
 class BlockPacker:
@@ -44,67 +54,62 @@ class BlockPacker:
         self._lengths: list[int] = []
         self._middles: dict[bytes, bytes] = {}
 
-    async def pack(self, changes: Mapping[int, Block]) -> tuple[bytes, int]:
-        """(packed arguments, their number): per block its key, the number of field names and values, and these. Others run in between."""
-        parts: list[bytes] = []
-        count = 0
-        items = list(changes.items())
-        for start in range(0, len(items), _SLICE):
-            if start:
-                await asyncio.sleep(0)
-            page = items[start : start + _SLICE]
-            packed = self._pack_fast(page) if self._fast else None
-            if packed is None:
-                packed = self._pack_slowly(page)
-            parts.append(packed[0])
-            count += packed[1]
-        return b"".join(parts), count
+    def pack(self, changes: Mapping[int, Block]) -> list[Packed]:
+        """The arguments of one or two scripts: the usual blocks and the others. At most PART_BLOCKS blocks."""
+        usual, others = self._pack_chain(changes) if self._fast else (None, list(changes.items()))
+        if not others:
+            return [usual] if usual is not None else []
+        rest = self._pack_fields(others)
+        return [rest] if usual is None else [usual, rest]
 
-    def _pack_fast(self, page: list[tuple[int, Block]]) -> tuple[bytes, int] | None:
-        """None: some URI has characters that JSON escapes."""
+    def _pack_chain(self, changes: Mapping[int, Block]) -> tuple[Packed | None, list[tuple[int, Block]]]:
+        """The usual blocks, and what is left: it takes the slow way."""
         parts: list[bytes] = []
         uris: list[bytes] = []
-        count, last_key = 0, None
-        last_text = head = start = middle = b""
-        total = length = 0
-        for key, block in page:
+        others: list[tuple[int, Block]] = []
+        count = 0
+        before: int | None = None
+        head = start = middle = b""
+        total = length = size = 0
+        for key, block in changes.items():
             text = b"%d" % key
             if len(block) != 1:
-                packed, number = self._one(text, block)
-                parts.append(packed)
-                count += number
+                if block:
+                    others.append((key, block))
+                else:
+                    parts.append(_REMOVED % (len(text), text))
+                    count += 2
                 continue
-            header, wire = block[0]
+            location = block[0]
+            header, wire = location
             if len(wire) != total or header[:13] != start or not wire.startswith(head):
                 found = self._head_of(wire)
                 if found is None:
-                    packed, number = self._one(text, block)
-                    parts.append(packed)
-                    count += number
+                    others.append((key, block))
                     continue
                 head, total, length, start = found, len(wire), len(found), header[:13]
-                middle = self._middle(head, block[0])
+                middle = self._middle(head, location)
+                size = _AROUND + len(middle) + total - length
             name = header[21:29]
-            if not name.isalnum():
-                name = name.rstrip(b"\0")
+            if not name.isalnum() or header[37:45] != _NO_CHECKSUM:
+                others.append((key, block))
+                continue
+            previous = previous_key_of(location)
+            if previous != before:
+                parts.append(_BREAK + (arg(b"%d" % previous) if previous is not None else _BLANK))
+                count += 2
             uri = wire[length:]
             uris.append(uri)
-            end = _END if header[37:45] == _NO_CHECKSUM else b'"}],"checksum":%d}' % block[0].checksum
-            size = 7 + len(name) + len(middle) + len(uri) + len(end)
-            previous = previous_key_of(block[0])
-            if previous is None:
-                parts.append(_FIRST % (len(text), text, len(name) + 2, name, size, name, middle, uri, end))
-                count += 4
-            else:
-                before = last_text if previous == last_key else b"%d" % previous
-                parts.append(_WITH_PREVIOUS % (len(text), text, len(before), before, len(name) + 2, name, size, name, middle, uri, end))
-                count += 6
-            last_key, last_text = key, text
-        return None if _UNSAFE.search(b"".join(uris)) else (b"".join(parts), count)
+            parts.append(_LINK % (len(text), text, size, name, middle, uri))
+            count += 2
+            before = key
+        if _UNSAFE.search(b"".join(uris)):
+            return None, list(changes.items())
+        return (Packed(b"".join(parts), count, True) if parts else None), others
 
-    def _pack_slowly(self, page: list[tuple[int, Block]]) -> tuple[bytes, int]:
+    def _pack_fields(self, page: Sequence[tuple[int, Block]]) -> Packed:
         packed = [self._one(b"%d" % key, block) for key, block in page]
-        return b"".join(part for part, _ in packed), sum(number for _, number in packed)
+        return Packed(b"".join(part for part, _ in packed), sum(number for _, number in packed), False)
 
     def _one(self, text: bytes, block: Block) -> tuple[bytes, int]:
         fields = self._fields(block) if block else []

@@ -216,7 +216,7 @@ def test_a_huge_change_goes_in_parts(redis: RedisServer, blocks: RedisBlocks) ->
         async with blocks.opened(redis.port) as backend:
             changes: dict[int, Block] = {number: (blocks.location(number),) for number in range(1300)}
             assert await backend.apply(changes, 1) == {}
-            assert blocks.context.stats.batches == 3
+            assert blocks.context.stats.batches == 6
             assert await loaded(backend) == changes
 
     run(story())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import dataclass
 
@@ -42,11 +41,32 @@ def unpack(**fields: str | bytes) -> Block:
 
 
 def packed(blocks: dict[int, Block], *, legacy: bool = False) -> dict[int, dict[str, str]]:
-    """What the script is told to store, by key; the time is its own."""
-    raw, count = asyncio.run(BlockPacker(RECORDS, legacy=legacy).pack(blocks))
-    reader = hiredis.Reader()
-    reader.feed(b"*%d\r\n" % count + raw)
-    args = [item.decode() for item in reader.gets()]
+    """What the scripts are told to store, by key; the time is theirs to add."""
+    found: dict[int, dict[str, str]] = {}
+    for part in BlockPacker(RECORDS, legacy=legacy).pack(blocks):
+        reader = hiredis.Reader()
+        reader.feed(b"*%d\r\n" % part.number + part.args)
+        args = [item.decode() for item in reader.gets()]
+        found |= of_chain(args) if part.chain else of_fields(args)
+    assert found.keys() == blocks.keys()
+    return {key: found[key] for key in blocks}
+
+
+def of_chain(args: list[str]) -> dict[int, dict[str, str]]:
+    found: dict[int, dict[str, str]] = {}
+    before = ""
+    for key, text in zip(args[::2], args[1::2], strict=True):
+        if not key:
+            before = text
+        elif not text:
+            found[int(key)] = {}
+        else:
+            found[int(key)] = ({"BP#prev_key": before} if before else {}) | {f"L#{text[7:15]}": text}
+            before = key
+    return found
+
+
+def of_fields(args: list[str]) -> dict[int, dict[str, str]]:
     found: dict[int, dict[str, str]] = {}
     at = 0
     while at < len(args):
@@ -163,6 +183,17 @@ def test_what_is_written_is_read_and_the_quick_way_writes_the_same(blocks: dict[
         assert stored[key] == {name.decode(): value.decode() for name, value in (packer.fields_of(block) if block else [])}
         flat = [item.encode() for pair in stored[key].items() for item in pair]
         assert set(BlockUnpacker(RECORDS).unpack(flat)) == set(block)
+
+
+@given(st.lists(KEYS, min_size=1, max_size=6, unique=True), st.none() | KEYS, st.sampled_from(["", "ä", '"']), st.data())
+def test_a_chain_is_written_as_its_blocks_one_by_one(keys: list[int], first: int | None, odd: str, data: st.DataObject) -> None:
+    previous = [first, *keys[:-1]]
+    if data.draw(st.booleans()):
+        previous[data.draw(st.integers(0, len(keys) - 1))] = data.draw(st.none() | KEYS)
+    blocks: dict[int, Block] = {}
+    for at, (key, before) in enumerate(zip(keys, previous, strict=True)):
+        blocks[key] = (promote(location(f"{at:08x}", f"file://nfs_01/{odd}{key}?size=1024", before)),)
+    assert packed(blocks) == {key: {name.decode(): value.decode() for name, value in BlockPacker(RECORDS).fields_of(block)} for key, block in blocks.items()}
 
 
 def test_neighbours_share_nothing_but_what_is_the_same() -> None:
