@@ -12,6 +12,11 @@ from kvcm.common.errors import StorageError
 from kvcm.meta.location import Block
 
 
+class Eager:
+    """Marks a backend whose `apply` uses nothing that binds itself to the current task (asyncio.timeout, asyncio.wait_for) before it has suspended: its
+    first step may run in the caller's task (see kvcm.common.eager), which saves a task where it does not suspend at all."""
+
+
 class MetadataBackend(Protocol):
     async def open(self) -> None:
         """Raises StorageError when the store cannot be used."""

@@ -22,6 +22,7 @@ from kvcm.common.redis.connection import ConnectionLost, RedisConnection, error_
 from kvcm.common.redis.fenced import FencedRedis, Superseded, arg
 from kvcm.common.redis.target import RedisTarget
 from kvcm.config.errors import FencedOut
+from kvcm.meta.backend import Eager
 from kvcm.meta.location import Block
 from kvcm.meta.record import DamagedRecord, RecordCodec
 from kvcm.meta.redis_context import RedisContext
@@ -49,7 +50,7 @@ def fence_key(instance_id: str) -> str:
     return f"kvcache:instance_{instance_id}:__kvcm_fence__"
 
 
-class RedisBackend:
+class RedisBackend(Eager):
     def __init__(self, target: RedisTarget, instance_id: str, records: RecordCodec, context: RedisContext, *, legacy: bool = False) -> None:
         """`legacy`: write upstream's older layout."""
         self._instance_id = instance_id

@@ -23,9 +23,10 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvcm.common.eager import run_to_end
 from kvcm.common.errors import KvcmError, NotReady, OutcomeUnknown, StorageError
 from kvcm.meta.access_log import AccessLog
-from kvcm.meta.backend import MetadataBackend
+from kvcm.meta.backend import Eager, MetadataBackend
 from kvcm.meta.backend_local import LocalBackend
 from kvcm.meta.block_table import BlockTable, Change
 from kvcm.meta.errors import KeyLimitReached, StateChanged
@@ -76,6 +77,7 @@ class MetaIndex:
         self._gate = KeyGate(gate_wait_s)
         self._reserved = 0
         self._suspends = not isinstance(backend, LocalBackend)
+        self._eager = isinstance(backend, Eager)
         self._commits: set[asyncio.Task[list[Outcome]]] = set()
         self._slot_counts: dict[int, int] = {}
         self._reported = 0  # locations that hosts report: while there is none, no mutation looks for them
@@ -134,10 +136,15 @@ class MetaIndex:
         commit = self._commit(keys, unique, ticket, changes, owned, before, outcomes, new_keys, fence)
         if not self._suspends or not owned:
             return await commit
+        if self._eager:
+            return await run_to_end(commit, self._keep)
         task = asyncio.get_running_loop().create_task(commit)
+        self._keep(task)
+        return await asyncio.shield(task)
+
+    def _keep(self, task: asyncio.Task[list[Outcome]]) -> None:
         self._commits.add(task)
         task.add_done_callback(self._commits.discard)
-        return await asyncio.shield(task)
 
     async def sync(self, keys: Sequence[int]) -> None:
         """Barrier before physical deletion: raises StorageError unless every accepted change of the keys is durable."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from kvcm.common.errors import KvcmError, NotReady, OutcomeUnknown, StorageError
 from kvcm.common.redis.target import number
 from kvcm.config.errors import FencedOut
-from kvcm.meta.backend import MetadataBackend
+from kvcm.meta.backend import Eager, MetadataBackend
 from kvcm.meta.location import Block
 from kvcm.meta.redis_context import RedisContext
 
@@ -57,7 +57,7 @@ class BehindSettings:
         )
 
 
-class WriteBehind:
+class WriteBehind(Eager):
     """In front of another backend, for one instance."""
 
     def __init__(self, store: MetadataBackend, instance_id: str, settings: BehindSettings, context: RedisContext) -> None:
