@@ -33,9 +33,9 @@ from kvcm.meta.redis_write import PART_BLOCKS, BlockPacker
 log = logging.getLogger("kvcm.meta.redis")
 
 _MAX_WIDE = 65_536
-_PAGE = 512
-_SCAN_COUNT = 4096
-_PAGES_UNDER_WAY = 3
+_PAGE = 256
+_SCAN_COUNT = 2048
+_PAGES_UNDER_WAY = 6
 _LOAD_TIMEOUT_S = 30.0
 _REPORT_EVERY_US = 5_000_000
 _YES, _NO = b"$1\r\n1\r\n", b"$1\r\n0\r\n"

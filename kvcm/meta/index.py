@@ -166,8 +166,7 @@ class MetaIndex:
     async def recover(self) -> int:
         """Load every stored block into an empty index and count anew; returns the number of blocks."""
         async for page in self._backend.load():
-            # dict: a scan may repeat a key, and a key counts once.
-            self._publish([(key, self._table.get(key), block) for key, block in dict(page).items()])
+            self._publish_loaded(page)
             await asyncio.sleep(0)  # a store need not suspend between pages; the loop must not stand still for a million blocks
         return len(self._table)
 
@@ -285,6 +284,9 @@ class MetaIndex:
                 _count(header, -1, moved)
             for header, _ in new:
                 _count(header, 1, moved)
+        self._settle(moved, new_keys)
+
+    def _settle(self, moved: Mapping[bytes, Sequence[int]], new_keys: int) -> None:
         for place, (size, count) in moved.items():
             if size:
                 self.usage.add_bytes(place[0], size)
@@ -294,6 +296,25 @@ class MetaIndex:
                     self._reported += count
         if new_keys:
             self.usage.add_keys(new_keys)
+
+    def _publish_loaded(self, page: Sequence[tuple[int, Block]]) -> None:
+        """`_publish` for blocks that are new, which almost all of a recovery are."""
+        table = self._table
+        if any(key in table for key, _ in page) or len({key for key, _ in page}) != len(page):
+            # A scan may repeat a key, and a key counts once.
+            self._publish([(key, table.get(key), block) for key, block in dict(page).items()])
+            return
+        table.put_all([(key, (), block) for key, block in page])
+        moved: dict[bytes, list[int]] = {}
+        for _, block in page:
+            for header, _ in block:
+                place = header[1:4]
+                sums = moved.get(place)
+                if sums is None:
+                    sums = moved[place] = [0, 0]
+                sums[0] += int.from_bytes(header[13:21], "little")
+                sums[1] += 1
+        self._settle(moved, len(page))
 
     def _count_slot(self, slot: int, delta: int) -> None:
         before = self._slot_counts.get(slot, 0)
