@@ -143,6 +143,18 @@ DELETIONS_BURIED: Final = _counter("deleter.buried_counter", "Locations whose by
 DELETIONS_UNPROVEN: Final = _counter("deleter.unproven_counter", "Attempts that ended without proof.")
 DELETIONS_OVERFLOW: Final = _counter("deleter.overflow_counter", "Locations that found the queue full.")
 
+_begin("Block metadata in Redis")
+META_CONNECTIONS: Final = _counter("meta_redis.connection_counter", "Connections made; more than one an instance means that they break.")
+META_BATCHES: Final = _counter("meta_redis.batch_counter", "Changes that Redis has confirmed.")
+META_BLOCKS: Final = _counter("meta_redis.block_counter", "Blocks in these changes.")
+META_FAILURES: Final = _counter("meta_redis.failure_counter", "Changes that were refused, had no known outcome, or were fenced off.", ("reason",))
+META_LOADED: Final = _counter("meta_redis.loaded_counter", "Blocks read by finished recoveries.")
+META_DAMAGED: Final = _counter("meta_redis.damaged_counter", "Records that recoveries could not read; they are left in Redis.")
+META_LOADING: Final = _gauge("meta_redis.loading_blocks", "Blocks of the recoveries that are under way: found, and done so far.", ("state",))
+META_BEHIND: Final = _gauge("meta_redis.behind_blocks", "Blocks whose last change waits to be written behind: what a crash would lose.")
+META_BEHIND_AGE: Final = _gauge("meta_redis.behind_ms", "Since when the oldest of them waits.", unit="ms")
+META_BEHIND_LOST: Final = _counter("meta_redis.behind_lost_counter", "Blocks whose last change was accepted for writing behind and never reached Redis.")
+
 _begin("Leadership")
 IS_LEADER: Final = _gauge("coordination.is_leader", "1: this node answers leader-only calls.")
 HEALTHY: Final = _gauge("coordination.healthy", "1: a leader is known, and if it is this node it serves.")

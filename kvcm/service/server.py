@@ -53,6 +53,7 @@ from kvcm.service.observation import Observation
 from kvcm.service.pod_api import InClusterPods, PodIdentity
 from kvcm.service.pod_label import PodLabel
 from kvcm.service.readiness import Readiness
+from kvcm.service.redis_metrics import RedisSource
 from kvcm.service.report_metrics import ReportsSource
 from kvcm.service.rpc import Dispatcher
 from kvcm.service.security import Security, open_security
@@ -147,7 +148,8 @@ class ManagerServer:
         registry = Registry(store, storages, clock, settings.registry_enforce_references, hasher)
         records = RecordCodec(codec, storages.slot_of)
 
-        stores = MetadataStores(pool, RedisContext(clock, cluster_name(settings.registry_storage_uri)))
+        redis = RedisContext(clock, cluster_name(settings.registry_storage_uri))
+        stores = MetadataStores(pool, redis)
 
         def metadata(config: MetaBackendConfig, instance_id: str) -> MetadataBackend:
             return stores.open(config, instance_id, records)
@@ -174,7 +176,7 @@ class ManagerServer:
 
         # Metrics and services.
         node = NodeSource(cluster, in_flight, runner, clock, lost_log_lines)
-        observation.add(ManagerSource(manager), ReportsSource(manager), RegistrySource(registry, manager, storages), node, security)
+        observation.add(ManagerSource(manager), RedisSource(redis), ReportsSource(manager), RegistrySource(registry, manager, storages), node, security)
         registry.on_change(observation.purger())
         registry.on_change(partial(_step_down_if_fenced_out, runner))
         dispatcher = Dispatcher(clock, gate, observation.metrics.requests)

@@ -13,7 +13,7 @@ import uvloop
 
 from kvcm.common.errors import OutcomeUnknown, StorageError
 from kvcm.common.redis.target import parse_target
-from kvcm.common.redis.testing import Network, RedisServer
+from kvcm.common.redis.testing import Network, RedisServer, redis_binary
 from kvcm.config.errors import FencedOut
 from kvcm.config.model import MetaBackendConfig
 from kvcm.data_storage.pool import BlockingPool
@@ -25,7 +25,7 @@ from kvcm.meta.testing import Census, published
 from kvcm.meta.testing_redis import RedisBlocks, loaded
 from kvcm.protocol.location_encoder import ProtoLocationEncoder
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(redis_binary() is None, reason="redis-server is not installed")]
 
 KEY = "kvcache:instance_i1:cache_"
 

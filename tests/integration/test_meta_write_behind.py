@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from kvcm.common.errors import InvalidArgument, StorageError
-from kvcm.common.redis.testing import Network, RedisServer
+from kvcm.common.redis.testing import Network, RedisServer, redis_binary
 from kvcm.config.errors import FencedOut
 from kvcm.meta.location import condemn, promote
 from kvcm.meta.testing_redis import RedisBlocks, loaded
 from kvcm.meta.write_behind import BehindSettings, WriteBehind
 from kvcm.protocol.location_encoder import ProtoLocationEncoder
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(redis_binary() is None, reason="redis-server is not installed")]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 
 from kvcm.common.clock import FakeClock
 from kvcm.common.errors import InvalidArgument, OutcomeUnknown, StorageError, Unsupported
-from kvcm.common.redis.testing import Network, RedisServer, free_port
+from kvcm.common.redis.testing import Network, RedisServer, free_port, redis_binary
 from kvcm.config.errors import FencedOut
 from kvcm.config.registry import Registry
 from kvcm.config.startup import default_group, default_storage
@@ -19,7 +19,7 @@ from kvcm.config.store import Change, RegistrySnapshot, open_store
 from kvcm.config.store_redis import RedisStore
 from kvcm.config.testing import FakeStorages
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(redis_binary() is None, reason="redis-server is not installed")]
 
 T = TypeVar("T")
 GROUP = Change("instance_group", "g", {"name": "g", "text": 'ä"\\'})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvcm.common.redis.testing import RedisServer, redis_binary
 from kvcm.config.store import RegistryStore, open_store
 from kvcm.config.store_memory import MemoryStore
 from kvcm.config.testing_store_contract import CASES, run_case
@@ -47,6 +48,18 @@ def test_contract_in_memory(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_contract_in_a_file(case: str, tmp_path: Path) -> None:
     run_case(case, UriStorePlace(f"local://{tmp_path}/registry.json"))
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.mark.skipif(redis_binary() is None, reason="redis-server is not installed")
+@pytest.mark.parametrize("case", CASES)
+def test_contract_in_redis(case: str, redis: RedisServer) -> None:
+    run_case(case, UriStorePlace(f"{redis.uri}?cluster_name=contract-{next(_numbers)}"))
 
 
 @pytest.mark.skipif(not PROGRAM, reason="needs Debian's package etcd-server")
