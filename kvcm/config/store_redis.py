@@ -22,7 +22,6 @@ from kvcm.config.store import OWN_PREFIX, RESERVED_IDS, TABLES, Change, Quaranti
 
 DAMAGED_PREFIX = f"{OWN_PREFIX}damaged__"
 _SLICE = 64
-_PAGE = 512
 
 # ARGV: token, key prefix, name for damaged keys; then (table, id, JSON or empty) for each change. Without a table: only list the instance.
 _APPLY = Script(
@@ -60,6 +59,24 @@ return 1
 """
 )
 
+# Everything as of one moment. KEYS: the fence's key; ARGV: key prefix, then the tables, `instance` last. A table that is no hash comes as a text.
+_LOAD = """
+local call, prefix, found = redis.call, ARGV[1], {redis.call('GET', KEYS[1]) or ''}
+for at = 2, #ARGV do
+  local kind = call('TYPE', prefix .. ARGV[at]).ok
+  found[at] = (kind == 'hash' or kind == 'none') and call('HGETALL', prefix .. ARGV[at]) or kind
+end
+local listed, records = found[#ARGV], {}
+if type(listed) == 'table' then
+  for at = 1, #listed, 2 do
+    local text = redis.pcall('HGET', prefix .. listed[at], listed[at])
+    records[#records + 1] = type(text) == 'string' and text or ''
+  end
+end
+found[#found + 1] = records
+return found
+"""
+
 
 class RedisStore:
     def __init__(self, uri: str) -> None:
@@ -85,16 +102,15 @@ class RedisStore:
 
     async def load(self) -> RegistrySnapshot:
         connection = await self._redis.reader()
+        (found,) = await self._ask(connection, [pack("EVAL", _LOAD, 1, self._fence_key, self._prefix, *TABLES)])
+        token, *found_tables, records = found
         tables: dict[Table, dict[str, Record]] = {table: {} for table in TABLES}
         bad: list[QuarantinedRecord] = []
-        *found, token = await self._ask(connection, [*(pack("HGETALL", self._prefix + table) for table in TABLES), pack("GET", self._fence_key)])
-        listed: list[str] = []
-        for table, reply in zip(TABLES, found, strict=True):
-            if error_word(reply) == "WRONGTYPE":
-                reason = "the list of instances cannot be read; it is rebuilt from the records" if table == "instance" else "the whole table cannot be read"
-                bad.append(QuarantinedRecord(table, "", reason))
-                if table == "instance":
-                    listed = self._unlisted = await self._find_instances(connection)
+        listed: list[str] | None = None
+        for table, reply in zip(TABLES, found_tables, strict=True):
+            if not isinstance(reply, list):
+                if table != "instance":
+                    bad.append(QuarantinedRecord(table, "", "the whole table cannot be read"))
                 continue
             fields = _fields(reply)
             if table == "instance":
@@ -104,13 +120,15 @@ class RedisStore:
                 _keep(table, record_id, text, tables, bad)
                 if number % _SLICE == 0:
                     await asyncio.sleep(0)
-        for start in range(0, len(listed), _PAGE):
-            page = listed[start : start + _PAGE]
-            replies = await self._ask(connection, [pack("HGET", self._prefix + instance_id, instance_id) for instance_id in page])
-            for instance_id, reply in zip(page, replies, strict=True):
-                _keep("instance", instance_id, reply if isinstance(reply, bytes) else b"", tables, bad)
-            await asyncio.sleep(0)
-        return RegistrySnapshot(tables=tables, quarantined=tuple(bad), fence=fence_of(token if isinstance(token, bytes) else None))
+        if listed is None:
+            bad.append(QuarantinedRecord("instance", "", "the list of instances cannot be read; it is rebuilt from the records"))
+            listed = self._unlisted = await self._find_instances(connection)
+            records = await self._ask(connection, [pack("HGET", self._prefix + instance_id, instance_id) for instance_id in listed]) if listed else []
+        for number, (instance_id, text) in enumerate(zip(listed, records, strict=True), 1):
+            _keep("instance", instance_id, text if isinstance(text, bytes) else b"", tables, bad)
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
+        return RegistrySnapshot(tables=tables, quarantined=tuple(bad), fence=fence_of(token))
 
     async def apply(self, changes: Sequence[Change], fence: int) -> None:
         parts = [arg(self._prefix.encode()), arg(f"{self._prefix}{DAMAGED_PREFIX}".encode())]

@@ -42,7 +42,8 @@ class RedisBlocks:
     @asynccontextmanager
     async def opened(self, port: int, fence: int = 1, instance_id: str = "i1", options: str = "timeout_ms=500") -> AsyncIterator[RedisBackend]:
         """Written through, with the fence raised (0: not)."""
-        backend = RedisBackend(parse_target(f"redis://127.0.0.1:{port}/?{options}"), instance_id, self.records, self.context)
+        target = parse_target(f"redis://127.0.0.1:{port}/?{options}", {"redis_layout"})
+        backend = RedisBackend(target, instance_id, self.records, self.context, legacy=target.params.get("redis_layout") == "legacy")
         try:
             await backend.open()
             if fence:
