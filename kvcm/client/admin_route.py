@@ -22,7 +22,7 @@ from kvcm.common.errors import KvcmError, NotLeader, NotReady, OutcomeUnknown
 from kvcm.protocol import admin_service_pb2 as pb
 
 DEFAULT_FAILOVER_S = 1.0
-_MAX_ATTEMPTS = 64
+_MAX_ATTEMPTS = 10_000
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 0.5
 _ASK_S, _GRACE_S, _LOOK_UP_S = 2.0, 0.1, 2.0
 _MAX_ASKED = 16

@@ -24,9 +24,10 @@ from kvcm.client.meta_ops import Operation, Registration
 
 T = TypeVar("T")
 
-_MAX_ATTEMPTS = 64
+_MAX_MOVES = 64
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 0.5
 _GIVEN_UP_S = 1.0
+_MAX_LOOKS = 8
 # These say that the node could not be reached or went away; any other status is an answer.
 _GONE = ("UNAVAILABLE", "CANCELLED")
 
@@ -59,14 +60,14 @@ class MetaCore:
     def connect(self) -> Flow[None]:
         """Find a node that accepts the registration; while nodes answer but none leads, for `failover_s`. Raises ConnectFailed, ServiceNotLeader, a refusal."""
         until = self._now() + self._config.meta_channel.failover_s
-        for attempt in range(_MAX_ATTEMPTS):
+        attempt = 0
+        while True:
             try:
-                yield from self._leader.connect()
+                return (yield from self._leader.connect())
             except ServiceNotLeader:
                 if not (yield from self._rest(attempt, until)):
                     raise
-            else:
-                return
+            attempt += 1
 
     def close(self) -> Flow[None]:
         yield from self._leader.close()
@@ -110,7 +111,7 @@ class MetaCore:
         gone = deposed or (isinstance(error, RpcFailed) and (error.grpc_status in _GONE or not error.may_have_run))
         while True:
             found = yield from self._leader.search(link, deposed=gone)
-            if found is Found.MOVED and (attempt == 0 or (attempt < _MAX_ATTEMPTS and self._now() < until)):
+            if found is Found.MOVED and (attempt == 0 or (attempt < _MAX_MOVES and self._now() < until)):
                 return attempt + 1
             if not gone or not (yield from self._rest(attempt, until)):
                 raise error
@@ -121,7 +122,7 @@ class MetaCore:
     def _rest(self, attempt: int, until: float) -> Flow[bool]:
         """Wait a little before the next attempt. False: there is no time for one."""
         pause = min(_FIRST_PAUSE_S * 2 ** min(attempt, 10), _MAX_PAUSE_S) * (0.5 + self._draw() / 2)
-        if attempt >= _MAX_ATTEMPTS or self._now() + pause >= until:
+        if self._now() + pause >= until:
             self._gave_up_at = self._now()
             return False
         yield Pause(pause)
@@ -132,14 +133,17 @@ class MetaCore:
         question = self._open.question(operation)
         if question is None:
             raise error
-        attempt = 0
+        attempt = looks = 0
         while True:
             answer = None
             try:
                 yield from self._leader.search(link, deposed=False)
                 at = self._leader.current()
                 blocks = yield from self._run(at, question.operation, timeout_s)
-                answer = question.answer(blocks, final=at.address != link.address)
+                final = at.address != link.address
+                answer = question.answer(blocks, final=final)
+                # Nothing changes any more, or nothing has for a while: the request is lost, or its blocks were removed.
+                looks = _MAX_LOOKS if final else looks + 1
             except ClientError as problem:
                 if not problem.retryable:
                     raise error from None
@@ -149,6 +153,6 @@ class MetaCore:
             if answer is False:
                 gone = f"{operation.method}: the manager that was asked does not lead any more and had not carried it out"
                 raise RpcFailed(gone, grpc_status=error.grpc_status, may_have_run=False) from error
-            if not (yield from self._rest(attempt, until)):
+            if looks >= _MAX_LOOKS or not (yield from self._rest(attempt, until)):
                 raise error
             attempt += 1

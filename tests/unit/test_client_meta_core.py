@@ -484,3 +484,20 @@ def test_a_start_while_nobody_leads_waits_a_little() -> None:
     cluster.on_pause = lambda: setattr(cluster, "leader", "b:2") if cluster.now > 0.2 else None
     cluster.run(core.connect())
     assert core.address == "b:2"
+
+
+def test_looking_for_the_outcome_of_a_finish_ends_however_patient_the_client_is() -> None:
+    cluster, core = _writing("a:1", "b:2")
+    core._config = replace(core._config, meta_channel=replace(core._config.meta_channel, failover_s=600.0))
+    cluster.blocks = lambda address: (2, "file://s/k1_nonce")
+    with pytest.raises(RpcOutcomeUnknown):
+        cluster.run(core.call(_finish()))
+    assert [method for _, method in cluster.log].count("GetCacheMetaDetail") == 8
+    assert cluster.now < 10
+    # Another node leads and shows nothing: that will not change.
+    cluster, core = _writing("a:1", "b:2")
+    core._config = replace(core._config, meta_channel=replace(core._config.meta_channel, failover_s=600.0))
+    cluster.leader = cluster.hint = "b:2"
+    with pytest.raises(RpcOutcomeUnknown):
+        cluster.run(core.call(_finish()))
+    assert [method for _, method in cluster.log].count("GetCacheMetaDetail") == 1
