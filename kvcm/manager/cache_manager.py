@@ -43,6 +43,8 @@ from kvcm.meta.usage import UsageCounter
 T = TypeVar("T")
 
 MAX_KEYS_PER_CALL = 131_072
+MAX_PARTS_PER_CALL = 1 << 20
+"""Blocks of a call times the parts (location specs) of a block: work and replies grow with both."""
 _MAX_MUTATIONS = 10_000
 _REPORTS_IDLE_MS = 1000
 _REPORTS_CLEANING_MS = 50
@@ -113,29 +115,32 @@ class CacheManager:
     # -- reads ---------------------------------------------------------------------------------------------------------------------------------
 
     def keys_of(self, shard: InstanceShard, block_keys: Sequence[int], token_ids: Sequence[int]) -> Sequence[int]:
-        """Explicit keys win over tokens; at most MAX_KEYS_PER_CALL. Raises InvalidArgument when both are empty.
+        """Explicit keys win over tokens; at most MAX_KEYS_PER_CALL and MAX_PARTS_PER_CALL. Raises InvalidArgument when both are empty.
 
         Explicit keys are not copied: a prefix read then never holds a thousand integers at once, which costs more than walking the message.
         """
         if block_keys:
-            self._check_count(len(block_keys))
+            self._check_count(shard, len(block_keys))
             return block_keys
         if not token_ids:
             raise InvalidArgument("block_keys and token_ids are both empty; give one of them")
-        self._check_count(full_blocks(token_ids, shard.instance.block_size))
+        self._check_count(shard, full_blocks(token_ids, shard.instance.block_size))
         return token_keys(token_ids, shard.instance.block_size)
 
     async def keys_for(self, shard: InstanceShard, block_keys: Sequence[int], token_ids: Sequence[int]) -> Sequence[int]:
         """`keys_of` for requests: others run while a long list of tokens is hashed. Raises InvalidArgument, before any work is done."""
         if block_keys or len(token_ids) <= SLICE_TOKENS:
             return self.keys_of(shard, block_keys, token_ids)
-        self._check_count(full_blocks(token_ids, shard.instance.block_size))
+        self._check_count(shard, full_blocks(token_ids, shard.instance.block_size))
         return await token_keys_in_slices(token_ids, shard.instance.block_size)
 
     @staticmethod
-    def _check_count(count: int) -> None:
+    def _check_count(shard: InstanceShard, count: int) -> None:
         if count > MAX_KEYS_PER_CALL:
             raise InvalidArgument(f"a call may name at most {MAX_KEYS_PER_CALL} blocks, not {count}")
+        if count * len(shard.spec_sizes) > MAX_PARTS_PER_CALL:
+            most = MAX_PARTS_PER_CALL // len(shard.spec_sizes)
+            raise InvalidArgument(f"a call may name at most {most} blocks of an instance with {len(shard.spec_sizes)} location specs, not {count}")
 
     async def locate(self, shard: InstanceShard, query: LocateQuery, now_us: int) -> Located:
         return await self._searcher.locate(shard, self._registry.get_group(shard.instance.instance_group_name), query, now_us)
@@ -146,7 +151,7 @@ class CacheManager:
 
     async def match_hosts(self, shard: InstanceShard, query: HostQuery) -> list[HostMatch]:
         """See HostStates.match; at most MAX_KEYS_PER_CALL keys."""
-        self._check_count(len(query.keys))
+        self._check_count(shard, len(query.keys))
         return await self._hosts.match(shard, query)
 
     # -- mutations -----------------------------------------------------------------------------------------------------------------------------

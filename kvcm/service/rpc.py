@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 
 from kvcm.common.clock import Clock
-from kvcm.common.errors import ErrorCode, InternalError, KvcmError, NotLeader, Unsupported
+from kvcm.common.errors import ErrorCode, InternalError, InvalidArgument, KvcmError, NotLeader, Unsupported
 from kvcm.protocol.location_encoder import encode_header
 from kvcm.service.tracing import Tracer, tracer_suffix
 
@@ -25,6 +25,8 @@ log = logging.getLogger("kvcm.service")
 MAX_TRACE_ID_CHARS = 256
 MAX_MESSAGE_CHARS = 4096
 """Messages name what the caller has sent; a caller's megabytes are neither sent back nor logged."""
+MAX_REPLY_BYTES = 64 << 20
+"""A longer reply is an error instead, by every transport: a few short requests must not fill the memory."""
 TRACE_SUFFIX = "__kvcm_need_span_tracer"
 """A trace_id with this end asks for `tracer_result` (wire contract 3.5)."""
 FORCE_HEADER = "x-kvcm-force"
@@ -148,6 +150,8 @@ class Dispatcher:
             if self.faults is not None:
                 self.faults.check(request)
             code, reply = await handler(request, call)
+            if len(reply) > MAX_REPLY_BYTES:
+                raise InvalidArgument(f"the reply would have {len(reply) >> 20} MiB, and at most {MAX_REPLY_BYTES >> 20} are sent; ask for less at once")
         except KvcmError as error:
             code = int(error.code)
             message = error.message if len(error.message) <= MAX_MESSAGE_CHARS else f"{error.message[: MAX_MESSAGE_CHARS - 3]}..."

@@ -36,7 +36,7 @@ def test_a_log_that_hangs_costs_lines_and_neither_calls_nor_the_end(what: str, t
     unread = os.open(tmp_path / "hangs", os.O_RDONLY | os.O_NONBLOCK)
     (tmp_path / "logger.conf").write_text(LOGGER, encoding="utf-8")
     logs = ["-l", "logger.conf"] if what == "file" else ["-e", "kvcm.access_log.enabled=true"]
-    command = [script(), *logs, "-e", "kvcm.service.bind_host=127.0.0.1"]
+    command = [str(script()), *logs, "-e", "kvcm.service.bind_host=127.0.0.1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, env=CLEAN) as manager:
         try:
             assert manager.stdout is not None

@@ -25,11 +25,10 @@ from kvcm.service.grpc.hardened import new_server
 from kvcm.service.grpc.unsent import begin
 from kvcm.service.in_flight import InFlight
 from kvcm.service.open_files import share
-from kvcm.service.rpc import Dispatcher, Rpc, Service
+from kvcm.service.rpc import MAX_REPLY_BYTES, Dispatcher, Rpc, Service
 from kvcm.service.tls.keeper import TlsKeeper
 
 MAX_REQUEST_BYTES = 4 << 20
-MAX_REPLY_BYTES = 64 << 20
 MAX_CONCURRENT_RPCS = 4096
 MAX_CONNECTIONS = 16_384
 _SHARE_OF_FILES = 4
@@ -41,7 +40,8 @@ _log = logging.getLogger("kvcm.service.grpc")
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
-    ("grpc.max_send_message_length", MAX_REPLY_BYTES),
+    # With room for what tracing adds.
+    ("grpc.max_send_message_length", MAX_REPLY_BYTES + (1 << 20)),
     # Clients of the contract ping every 10 s, also while no call runs; the default would answer them with GOAWAY.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
