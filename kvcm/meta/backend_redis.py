@@ -179,6 +179,7 @@ class RedisBackend(Eager):
             except StorageError as error:
                 if isinstance(error, Superseded):
                     stats.fenced += 1
+                    self._context.on_fenced()
                 else:
                     stats.failed(error)
                 if begun or isinstance(error, OutcomeUnknown):

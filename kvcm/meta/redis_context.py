@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from kvcm.common.clock import Clock
@@ -47,12 +47,18 @@ class RedisStats:
             self.failures += 1
 
 
+def _nobody() -> None:
+    return
+
+
 class RedisContext:
     def __init__(self, clock: Clock, cluster_name: str = "") -> None:
         """`cluster_name`: of the manager, for URIs that do not name one."""
         self.wall_us = clock.wall_us
         self.monotonic_us = clock.monotonic_us
         self.stats = RedisStats()
+        self.on_fenced: Callable[[], None] = _nobody
+        """Called when a change was refused because a newer leader has taken over: this process must step down."""
         self._cluster_name = cluster_name
 
     def _list_key(self, target: RedisTarget) -> str:

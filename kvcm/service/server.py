@@ -136,8 +136,10 @@ class ManagerServer:
         await store.open()
         storages = DataStorageManager(lambda storage: open_storage(storage, pool, clock, ids), clock, ids)
         stack.push_async_callback(storages.close)
-        # Epochs of a coordinator that forgets must go on above the highest one that the store has seen.
-        coordinator = open_coordinator(settings.coordination_uri, clock, (await store.load()).fence)
+        # Epochs of a coordinator that forgets must go on above the highest one that the store has seen. A registry in memory has seen none, but metadata that
+        # outlives the process has.
+        floor = (await store.load()).fence if settings.registry_storage_uri else clock.wall_us() // 1_000
+        coordinator = open_coordinator(settings.coordination_uri, clock, floor)
         stack.push_async_callback(coordinator.close)
 
         # The domain.
@@ -179,6 +181,7 @@ class ManagerServer:
         observation.add(ManagerSource(manager), RedisSource(redis), ReportsSource(manager), RegistrySource(registry, manager, storages), node, security)
         registry.on_change(observation.purger())
         registry.on_change(partial(_step_down_if_fenced_out, runner))
+        redis.on_fenced = partial(_step_down, runner, "metadata in Redis")
         dispatcher = Dispatcher(clock, gate, observation.metrics.requests)
         dispatcher.taps = observation.taps
         meta = build_meta_service(manager, registry, cluster)
@@ -221,5 +224,9 @@ def _set_own_log_level(level: int) -> None:
 
 def _step_down_if_fenced_out(runner: LeaderRunner, event: RegistryEvent) -> None:
     if event.kind is RegistryEventKind.FENCED_OUT:
-        _log.error("fenced_out: the registry's store knows a newer leader; stepping down")
-        runner.demote()
+        _step_down(runner, "registry's store")
+
+
+def _step_down(runner: LeaderRunner, whose: str) -> None:
+    _log.error("fenced_out: the %s knows a newer leader; stepping down", whose)
+    runner.demote()

@@ -30,21 +30,24 @@ def redis() -> Iterator[RedisServer]:
 class House:
     """A manager process and an engine whose group keeps its blocks in Redis."""
 
-    def __init__(self, redis: RedisServer, folder: Path, kind: str = "redis", options: str = "") -> None:
+    def __init__(self, redis: RedisServer, folder: Path, kind: str = "redis", options: str = "", *, registry: bool = True) -> None:
         self.redis = redis
         self.name = folder.name
         uri = f"redis://{PASSWORD}@127.0.0.1:{redis.port}/?cluster_name={self.name}"
         self.meta_uri = f"{uri}{options}"
         self.kind = kind
-        self.manager = ManagerProcess(config=f"kvcm.registry_storage.uri={uri}\n")
+        self.manager = ManagerProcess(config=f"kvcm.registry_storage.uri={uri}\n" if registry else "")
         self.folder = folder
 
     def __enter__(self) -> House:
         self.manager.__enter__()
+        self.set_up()
+        return self
+
+    def set_up(self) -> None:
         self.engine = self._engine()
         indexer = {"max_key_count": 1000, "meta_storage_backend_config": {"storage_type": self.kind, "storage_uri": self.meta_uri}}
         self.engine.set_up(self.name, "nfs", indexer=indexer)
-        return self
 
     def __exit__(self, *why: object) -> None:
         self.manager.__exit__(None, None, None)
@@ -80,6 +83,9 @@ class House:
         with urllib.request.urlopen(f"{self.manager.admin_http_url}/metrics", timeout=20) as answer:
             families = list(text_string_to_metric_families(answer.read().decode()))
         return sum(sample.value for family in families for sample in family.samples if sample.name in (f"kvcm_{name}", f"kvcm_{name}_total"))
+
+    def health(self) -> str:
+        return json.dumps(HttpWire(self.manager.admin_http_url).call("CheckHealth", {"trace_id": "t"}))
 
     def check_counts(self) -> None:
         """Keys and bytes that the manager reports equal a recount of what Redis holds."""
@@ -159,6 +165,32 @@ def test_leftovers_of_a_removed_instance_go_after_a_crash(redis: RedisServer, tm
         forget()
         house.manager.start()
         wait_until(lambda: not house.stored(), "its blocks are gone")
+
+
+def set_fence(house: House, fence: int) -> None:
+    house.redis.call("SET", f"kvcache:instance_{house.name}:__kvcm_fence__", f"{fence:020d}.0123456789abcdef")
+
+
+def test_a_leader_whose_blocks_another_has_taken_over_steps_down(redis: RedisServer, tmp_path: Path) -> None:
+    with House(redis, tmp_path) as house:
+        house.engine.put([1])
+        set_fence(house, 1 << 62)
+        request = {"trace_id": "t", "instance_id": house.name, "block_keys": [2], "write_timeout_seconds": 9}
+        assert code(house.engine.meta.call("StartWriteCache", request)) != "OK"
+        wait_until(lambda: "stepping down" in house.manager.log, "it steps down")
+        assert set(house.stored()) == {1}
+
+
+def test_a_single_manager_that_remembers_nothing_finds_its_blocks_again(redis: RedisServer, tmp_path: Path) -> None:
+    with House(redis, tmp_path, registry=False) as house:
+        house.engine.put([1, 2])
+        house.manager.kill()
+        set_fence(house, 7)  # of terms that only Redis remembers
+        house.manager.start()
+        wait_until(lambda: '"is_leader":true' in house.health().replace(" ", ""), "it leads")
+        house.set_up()
+        assert len(house.engine.prefix([1, 2])) == 2
+        house.engine.put([3])
 
 
 def test_redis_down_fails_writes_not_reads_and_comes_back_by_itself(tmp_path: Path) -> None:
