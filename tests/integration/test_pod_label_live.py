@@ -21,14 +21,12 @@ ON = {"kvcm.kubernetes.label_pod": "true"}
 
 def test_the_pod_of_a_leader_is_labelled_while_it_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(pods: PodServer) -> None:
-        async def until(label: str | None) -> None:
-            async with asyncio.timeout(20):
-                while pods.labels("m-0").get(ROLE_LABEL) != label:  # noqa: ASYNC110  # the API server lives in a thread
-                    await asyncio.sleep(0.01)
-
         async with InProcessManager(ON) as manager:
-            await until(LEADER)
+            async with asyncio.timeout(20):
+                while not pods.annotations("m-0"):  # noqa: ASYNC110  # the API server lives in a thread
+                    await asyncio.sleep(0.01)
             assert manager.snapshot().is_leader
+            assert pods.labels("m-0").get(ROLE_LABEL) == LEADER
             assert pods.annotations("m-0") == {"kvcm.io/leader-epoch": str(manager.snapshot().leader_epoch)}
         assert ROLE_LABEL not in pods.labels("m-0")
 
