@@ -19,12 +19,14 @@ from kvcm.protocol.location_encoder import encode_header
 from kvcm.service.errors import PortInUse
 from kvcm.service.grpc.health import Health
 from kvcm.service.grpc.server import MAX_REQUEST_BYTES, GrpcListener
+from kvcm.service.grpc.unread import Unread
 from kvcm.service.http import body as body_module
 from kvcm.service.http import protocol as protocol_module
 from kvcm.service.http.app import build_app
 from kvcm.service.http.listener import HttpListener
 from kvcm.service.in_flight import InFlight
 from kvcm.service.rpc import Call, Dispatcher, Reply, Rpc, Service, table
+from kvcm.service.testing_fuzz_grpc import conversation
 
 pytestmark = pytest.mark.integration
 
@@ -365,5 +367,54 @@ def test_two_listeners_cannot_share_a_port() -> None:
         with pytest.raises(PortInUse, match=r"kvcm\.service\.rpc_port.*gRPC"):
             await rpc.start(house.grpc.port, "kvcm.service.rpc_port")
         await rpc.stop(0)
+
+    with_house(script)
+
+
+def test_replies_that_nobody_reads_are_bounded_and_make_room_when_their_client_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Unread.__init__, "__defaults__", (3 << 20,))
+    request = meta.TrimCacheRequest(instance_id="large").SerializeToString()
+
+    async def script(house: House) -> None:
+        path = f"/{NAME}/TrimCache"
+        stalled = []
+        for _ in range(2):  # a window of 64 KiB, never opened again
+            _, writer = await asyncio.open_connection("127.0.0.1", house.grpc.port)
+            writer.write(conversation(path, request).replace(b"1S", b"9M"))
+            stalled.append(writer)
+        async with house.channel() as channel:
+            call = channel.unary_unary(path, None, None)
+
+            async def status() -> grpc.StatusCode:
+                try:
+                    await call(request, timeout=10)
+                except grpc.aio.AioRpcError as error:
+                    return error.code()
+                return grpc.StatusCode.OK
+
+            assert await until(status, grpc.StatusCode.UNAVAILABLE)
+            assert await call(meta.TrimCacheRequest(instance_id="i").SerializeToString(), timeout=10)  # short ones go on
+            for writer in stalled:
+                writer.close()
+            assert await until(status, grpc.StatusCode.OK)
+            for _ in range(10):
+                assert await status() is grpc.StatusCode.OK  # those who read leave nothing behind
+
+    async def until(status: Callable[[], Awaitable[grpc.StatusCode]], wanted: grpc.StatusCode) -> bool:
+        async with asyncio.timeout(10):
+            while await status() is not wanted:  # noqa: ASYNC110  # only the server knows when
+                await asyncio.sleep(0.01)
+        return True
+
+    with_house(script)
+
+
+def test_long_replies_that_wait_to_become_json_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module.BodyBudget.__init__, "__defaults__", (1 << 19,))
+
+    async def script(house: House) -> None:
+        for _ in range(3):
+            assert (await house.post("/api/trimCache", b'{"instance_id":"large"}'))[0] == 503
+        assert (await house.post("/api/trimCache", b'{"instance_id":"i"}'))[0] == 200
 
     with_house(script)

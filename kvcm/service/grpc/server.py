@@ -22,6 +22,7 @@ from kvcm.service.auth.grpc_guard import guarded
 from kvcm.service.auth.guard import Guard
 from kvcm.service.errors import PortInUse
 from kvcm.service.grpc.hardened import new_server
+from kvcm.service.grpc.unread import SHORT_REPLY_BYTES, Unread
 from kvcm.service.grpc.unsent import begin
 from kvcm.service.in_flight import InFlight
 from kvcm.service.open_files import share
@@ -74,11 +75,11 @@ class GrpcListener:
         tls: TlsKeeper | None = None,
         guards: Mapping[str, Guard] = MappingProxyType({}),
     ) -> None:
-        handlers = {}
+        handlers, unread = {}, Unread()
         for service in services:
             guard = guards.get(service.full_name)
             for rpc in service.rpcs.values():
-                method = _method(rpc, dispatcher, in_flight)
+                method = _method(rpc, dispatcher, in_flight, unread)
                 handlers[f"/{service.full_name}/{rpc.name}"] = method if guard is None else guarded(method, guard, rpc.name)
         self._handlers = (_Table(handlers), *extra)
         self._host = f"[{host}]" if ":" in host else host
@@ -164,7 +165,7 @@ class _Origin:
         return str(self._context.peer())
 
 
-def _method(rpc: Rpc, dispatcher: Dispatcher, in_flight: InFlight) -> Any:
+def _method(rpc: Rpc, dispatcher: Dispatcher, in_flight: InFlight, unread: Unread) -> Any:
     parse = rpc.request_cls.FromString
     call = dispatcher.call
 
@@ -176,8 +177,12 @@ def _method(rpc: Rpc, dispatcher: Dispatcher, in_flight: InFlight) -> Any:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request is not a valid {rpc.request_cls.DESCRIPTOR.name} message")
         in_flight.count += 1
         try:
-            return await call(rpc, message, _Origin(context))
+            reply = await call(rpc, message, _Origin(context))
         finally:
             in_flight.count -= 1
+        if len(reply) > SHORT_REPLY_BYTES and not unread.hold(context, len(reply)):
+            # Not RESOURCE_EXHAUSTED, which says to clients that nothing was done.
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "too many long replies wait for clients that do not read them; try again later")
+        return reply
 
     return grpc.unary_unary_rpc_method_handler(handle)

@@ -149,11 +149,18 @@ def _route(rpc: Rpc, dispatcher: Dispatcher, in_flight: InFlight, pool: Executor
         finally:
             in_flight.count -= 1
         called = perf_counter()
+        held = len(reply) if len(reply) > _HEAVY_BYTES else 0
+        if not budget.take(held):
+            return refuse(503, began)
         try:
             text = await _convert(pool, write, reply)
+        except BodyRefused as refused:
+            return refuse(refused.status, began)
         except Exception:
             _log.exception("reply_not_serialisable api=%s", rpc.name)
             return refuse(500, began)
+        finally:
+            budget.give_back(held)
         meter.answered(began, parsed, called, perf_counter())
         return _json(text)
 
