@@ -23,6 +23,12 @@ class Adopter:
         """After a load: every place of the shard."""
         await self._adopt(shard, set(shard.index.storage_slots()))
 
+    def adopt_later(self, shard: InstanceShard) -> None:
+        """The same, but by the next `adopt_returned`; until then nothing of the shard is deleted."""
+        slots = shard.index.storage_slots()
+        shard.upkeep.adopted.update(dict.fromkeys(slots))
+        shard.upkeep.deletion_paused = any(self._storages.backend(self._storages.name_of(slot)) is not None for slot in slots)
+
     async def adopt_returned(self, shard: InstanceShard) -> None:
         """The places in storages that have been opened anew since the shard last looked. Cheap when there is none."""
         returned = set()

@@ -9,7 +9,7 @@ Life: `recover()` when leadership is won and the registry is loaded, `cleanup()`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from random import Random
 from typing import Any, TypeVar
 
@@ -39,6 +39,7 @@ from kvcm.manager.viewer import Viewer
 from kvcm.manager.write_sessions import WriteSessions
 from kvcm.manager.writer import StartWrite, Writer, WriteStarted
 from kvcm.meta.usage import UsageCounter
+from kvcm.meta.warm import WarmIndex
 
 T = TypeVar("T")
 
@@ -197,9 +198,12 @@ class CacheManager:
 
     # -- life ----------------------------------------------------------------------------------------------------------------------------------
 
-    async def recover(self) -> None:
-        """Make a shard for every registered instance. One whose metadata cannot be read is reported and retried; it never blocks the others."""
-        await self._instances.recover()
+    async def recover(self, copies: Mapping[str, WarmIndex] | None = None) -> None:
+        """Make a shard for every registered instance. One whose metadata cannot be read is reported and retried; it never blocks the others.
+
+        `copies`: what a Follower hands over, by instance id; they are taken or closed.
+        """
+        await self._instances.recover(copies)
 
     async def open_registered(self) -> None:
         """Serve what somebody has put into the registry without `register`. What cannot be opened is reported and retried, as at recovery."""

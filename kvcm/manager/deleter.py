@@ -183,7 +183,9 @@ class Deleter:
         """Queue every DELETING location of the shard that no task holds; returns how many were found."""
         shard.upkeep.redrive_needed = False
         found = 0
-        for page in shard.index.pages():
+        pages = shard.unsettled_pages()
+        shard.upkeep.unsettled = None
+        for page in pages:
             targets = [(key, loc.location_id) for key in page for loc in shard.index.get(key) if loc.header[0] == Status.DELETING]
             if targets:
                 found += len(targets)

@@ -30,6 +30,7 @@ from kvcm.meta.backend import MetadataBackend
 from kvcm.meta.index import PAGE_KEYS, MetaIndex
 from kvcm.meta.location import Location, Status
 from kvcm.meta.usage import UsageCounter
+from kvcm.meta.warm import WarmIndex
 
 log = logging.getLogger("kvcm.instances")
 
@@ -91,6 +92,8 @@ class Instances:
         self._unopened: dict[str, Instance] = {}
         """Removed while their metadata could not be opened: their blocks are still to be deleted."""
         self._usage: dict[str, UsageCounter] = {}
+        self._copies: dict[str, WarmIndex] = {}
+        """Of a follower, until they are taken over; empty after the recovery."""
 
     # -- looking -------------------------------------------------------------------------------------------------------------------------------
 
@@ -175,10 +178,19 @@ class Instances:
 
     # -- life ----------------------------------------------------------------------------------------------------------------------------------
 
-    async def recover(self) -> None:
-        """Open every registered instance. One whose metadata cannot be read is reported and retried; it never blocks the others."""
+    async def recover(self, copies: Mapping[str, WarmIndex] | None = None) -> None:
+        """Open every registered instance. One whose metadata cannot be read is reported and retried; it never blocks the others.
+
+        `copies`: of a follower, by instance id; they belong to this object from now on. An instance with a copy needs no scan, if the copy can be trusted.
+        """
+        self._copies = dict(copies or {})
         await self.open_registered()
+        await self._close_copies()
         await self._find_leftovers()
+
+    async def _close_copies(self) -> None:
+        while self._copies:
+            await self._copies.popitem()[1].close()
 
     async def open_registered(self) -> None:
         """Open every registered instance that is not served yet; those that cannot be opened are retried."""
@@ -225,6 +237,7 @@ class Instances:
         self._usage.clear()
         for shard in shards:
             shard.closed = True
+        await self._close_copies()
         await asyncio.gather(*(shard.index.close() for shard in shards))
 
     async def _drain(self, instance_id: str, shard: InstanceShard) -> None:
@@ -324,6 +337,9 @@ class Instances:
         await self._resume(shard)
 
     async def _load(self, instance: Instance, group: InstanceGroup) -> InstanceShard:
+        shard = await self._take_copy(instance, group)
+        if shard is not None:
+            return shard
         indexer = group.cache_config.meta_indexer
         backend = self._open_metadata(indexer.backend, instance.instance_id)
         index = MetaIndex(backend, max_key_count=key_limit(group), usage=UsageCounter(), packing=self._codec.packing)
@@ -340,6 +356,26 @@ class Instances:
             shard.upkeep.orphans = await self._orphans(shard)
             shard.upkeep.redrive_needed = True
             log.info("instance_loaded instance=%s blocks=%d orphan_writes=%d", instance.instance_id, count, len(shard.upkeep.orphans))
+        return shard
+
+    async def _take_copy(self, instance: Instance, group: InstanceGroup) -> InstanceShard | None:
+        """The shard over a follower's copy; None when there is none that can be trusted."""
+        copy = self._copies.pop(instance.instance_id, None)
+        if copy is None:
+            return None
+        if copy.config != group.cache_config.meta_indexer.backend:
+            await copy.close()
+            return None
+        index = await copy.take_over(self._leadership.epoch)
+        if index is None:
+            return None
+        index.max_key_count = key_limit(group)
+        shard = InstanceShard(instance, index, self._codec)
+        self._adopter.adopt_later(shard)
+        shard.upkeep.unsettled = copy.unsettled
+        shard.upkeep.orphans = await self._orphans(shard)
+        shard.upkeep.redrive_needed = True
+        log.info("instance_taken_over instance=%s blocks=%d orphan_writes=%d", instance.instance_id, index.key_count, len(shard.upkeep.orphans))
         return shard
 
     async def _take_over(self, draining: InstanceShard, instance: Instance, group: InstanceGroup) -> InstanceShard:
@@ -376,11 +412,12 @@ class Instances:
 
     @staticmethod
     async def _orphans(shard: InstanceShard) -> list[tuple[int, Location]]:
+        """The oldest first."""
         found: list[tuple[int, Location]] = []
-        for page in shard.index.pages():
+        for page in shard.unsettled_pages():
             found.extend((key, loc) for key in page for loc in shard.index.get(key) if loc.header[0] == Status.WRITING)
             await asyncio.sleep(0)
-        return found
+        return sorted(found, key=lambda orphan: orphan[1].create_time_us)
 
     async def _condemn_orphans(self, shard: InstanceShard) -> None:
         orphans = list(shard.upkeep.orphans)

@@ -7,12 +7,12 @@ registration can see that it is closed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from kvcm.config.model import Instance
 from kvcm.manager.event_report_roster import Roster
 from kvcm.manager.ports import WireCodec
-from kvcm.meta.index import MetaIndex
+from kvcm.meta.index import PAGE_KEYS, MetaIndex
 from kvcm.meta.location import Block, Location
 
 
@@ -26,6 +26,8 @@ class Upkeep:
         """True while the storages are being told which places live: a deletion now could take a packed file that holds more than they know."""
         self.orphans: list[tuple[int, Location]] = []
         """WRITING locations that were found when the index was loaded and are not DELETING yet: no session can ever finish them."""
+        self.unsettled: list[int] | None = None
+        """Right after a warm copy was taken over: the only keys whose blocks can have WRITING or DELETING locations; None when all have to be looked at."""
         self.adopted: dict[int, object] = {}
         """Storage slot -> the opened backend that knows the places there; None when the storage was not open at that time."""
 
@@ -64,6 +66,13 @@ class InstanceShard:
 
     def get_shown(self, key: int) -> Block:
         return self.shown(self.index.get(key))
+
+    def unsettled_pages(self) -> Iterator[list[int]]:
+        """Keys, page by page, among which all blocks with WRITING or DELETING locations are."""
+        listed = self.upkeep.unsettled
+        if listed is None:
+            return self.index.pages()
+        return (listed[at : at + PAGE_KEYS] for at in range(0, len(listed), PAGE_KEYS))
 
     def ordered(self, names: Iterable[str]) -> list[str]:
         """Spec names in registration order, unknown ones dropped."""

@@ -25,6 +25,7 @@ from kvcm.config.errors import FencedOut
 from kvcm.meta.backend import Eager
 from kvcm.meta.location import Block
 from kvcm.meta.record import DamagedRecord, RecordCodec
+from kvcm.meta.redis_changes import RedisChanges
 from kvcm.meta.redis_context import RedisContext
 from kvcm.meta.redis_read import BlockUnpacker
 from kvcm.meta.redis_scripts import PUT_CHAIN, PUT_FIELDS
@@ -51,8 +52,10 @@ def fence_key(instance_id: str) -> str:
 
 
 class RedisBackend(Eager):
-    def __init__(self, target: RedisTarget, instance_id: str, records: RecordCodec, context: RedisContext, *, legacy: bool = False) -> None:
-        """`legacy`: write upstream's older layout."""
+    def __init__(
+        self, target: RedisTarget, instance_id: str, records: RecordCodec, context: RedisContext, *, legacy: bool = False, stream_entries: int = 0
+    ) -> None:
+        """`legacy`: write upstream's older layout. `stream_entries`: that the stream of changes keeps, 0 for no stream."""
         self._instance_id = instance_id
         self._context = context
         self._stats = context.stats
@@ -61,6 +64,8 @@ class RedisBackend(Eager):
         self._redis = FencedRedis(target, fence_key(instance_id), "kvcm-blocks", self._stats.connected)
         self._packer = BlockPacker(records, legacy=legacy)
         self._unpacker = BlockUnpacker(records)
+        self.changes = RedisChanges(self._redis, fence_key(instance_id), instance_id, stream_entries, self._read_again)
+        """What followers read; empty when the writer keeps no stream."""
         self._ours = False
         """True once a scan has shown that every block there was written in the layout that this backend writes."""
         self._wide: set[int] = set()
@@ -76,6 +81,7 @@ class RedisBackend(Eager):
     async def raise_fence(self, fence: int) -> None:
         try:
             await self._redis.raise_fence(fence)
+            await self.changes.begin(fence)
         except Superseded as error:
             raise self._fenced_out(error) from None
         await self._context.remember(self._redis, self._target, self._instance_id)
@@ -113,6 +119,23 @@ class RedisBackend(Eager):
                 if block:
                     found[key] = block
             await asyncio.sleep(0)
+        return found
+
+    async def _read_again(self, keys: Collection[int]) -> Mapping[int, Block]:
+        """What `load` would yield for these keys now, with an empty block for what it would leave out."""
+        connection = await self._reader()
+        page = list(keys)
+        found: dict[int, Block] = {}
+        for key, flat in zip(page, await self._replies(connection.send(self._commands(page), len(page), self._target.timeout_s)), strict=True):
+            try:
+                block = found[key] = self._unpacker.unpack(flat) if isinstance(flat, list) else ()
+            except DamagedRecord:
+                block = found[key] = ()
+                self._stats.damaged += 1
+            if flat and (not block or self._packer.time_field not in flat):
+                self._ours = False
+            if len(block) > 1:
+                self._note_wide((key,))
         return found
 
     async def sync(self, keys: Collection[int]) -> None:
@@ -175,7 +198,9 @@ class RedisBackend(Eager):
         begun = False
         for args, number, chain in self._packer.pack(changes):
             try:
-                await self._redis.run(PUT_CHAIN if chain else PUT_FIELDS, head + args, number + 4, fence)
+                # Each script tells all the keys: a follower may read between the two.
+                told = self.changes.arguments(changes, fence)
+                await self._redis.run(PUT_CHAIN if chain else PUT_FIELDS, head + told + args, number + 9, fence)
             except StorageError as error:
                 if isinstance(error, Superseded):
                     stats.fenced += 1

@@ -170,6 +170,11 @@ class MetaIndex:
             await asyncio.sleep(0)  # a store need not suspend between pages; the loop must not stand still for a million blocks
         return len(self._table)
 
+    def restore(self, blocks: Mapping[int, Block]) -> None:
+        """The store holds these blocks (empty: none) whatever the index says. Only while nobody changes it: during a load, and in a copy that follows."""
+        get = self._table.get
+        self._publish([(key, old, block) for key, block in blocks.items() if (old := get(key)) != block])
+
     # -- inside --------------------------------------------------------------------------------------------------------------------------------
 
     def _plan_batch(self, keys: Sequence[int], batch: BatchPlan, before: dict[int, Block]) -> tuple[dict[int, Block], list[Outcome]] | None:

@@ -7,20 +7,22 @@ from dataclasses import dataclass, field
 
 from kvcm.common.clock import SystemClock
 from kvcm.common.errors import InvalidArgument
-from kvcm.common.redis.target import RedisTarget, parse_target
+from kvcm.common.redis.target import RedisTarget, number, parse_target
 from kvcm.config.model import MetaBackendConfig
 from kvcm.data_storage.pool import BlockingPool
 from kvcm.meta.backend import MetadataBackend
 from kvcm.meta.backend_file import FileBackend
 from kvcm.meta.backend_local import LocalBackend
 from kvcm.meta.backend_redis import RedisBackend
+from kvcm.meta.changes import ChangeStream
 from kvcm.meta.record import RecordCodec
+from kvcm.meta.redis_changes import DEFAULT_MAX_ENTRIES, MAX_ENTRIES, PARAMETER
 from kvcm.meta.redis_context import RedisContext, same_store
 from kvcm.meta.write_behind import PARAMETERS, BehindSettings, WriteBehind
 
 _KINDS = ("redis", "async_redis", "cached")
 # `cached` is upstream's name for Redis with everything in memory too, which is what every backend is here.
-_KNOWN = PARAMETERS | {"redis_layout", "persistent_type", "cache_type"}
+_KNOWN = PARAMETERS | {"redis_layout", "persistent_type", "cache_type", PARAMETER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +39,27 @@ class MetadataStores:
         if config.storage_type == "dummy":
             return FileBackend(config.storage_uri, instance_id, records, self.pool) if config.storage_uri else LocalBackend()
         if config.storage_type in _KINDS:
-            return self._open_redis(config, instance_id, records)
+            return self._open_redis(config, instance_id, records)[0]
         raise InvalidArgument(
             f"metadata backend '{config.storage_type}' is unknown; use 'local' (memory), 'dummy' (file), 'redis' or 'async_redis' (written behind)"
         )
 
-    def _open_redis(self, config: MetaBackendConfig, instance_id: str, records: RecordCodec) -> MetadataBackend:
+    def open_followed(self, config: MetaBackendConfig, instance_id: str, records: RecordCodec) -> tuple[MetadataBackend, ChangeStream] | None:
+        """The same, with the stream of its changes; None for stores that tell nobody of them. Raises InvalidArgument."""
+        if config.storage_type not in _KINDS:
+            return None
+        backend, store = self._open_redis(config, instance_id, records)
+        return (backend, store.changes) if store.changes.max_entries else None
+
+    def _open_redis(self, config: MetaBackendConfig, instance_id: str, records: RecordCodec) -> tuple[MetadataBackend, RedisBackend]:
         target = _target(config)
         layout = target.params.get("redis_layout", "hash")
         if layout not in ("hash", "legacy"):
             raise InvalidArgument("the parameter redis_layout of a storage_uri is 'hash' or 'legacy'")
         behind = BehindSettings.of(target.params)
-        store = RedisBackend(target, instance_id, records, self.redis, legacy=layout == "legacy")
-        return WriteBehind(store, instance_id, behind, self.redis) if _is_behind(config, target) else store
+        entries = number(target.params, PARAMETER, DEFAULT_MAX_ENTRIES, 0, MAX_ENTRIES)
+        store = RedisBackend(target, instance_id, records, self.redis, legacy=layout == "legacy", stream_entries=entries)
+        return (WriteBehind(store, instance_id, behind, self.redis) if _is_behind(config, target) else store), store
 
     async def stored_instances(self, config: MetaBackendConfig, in_use: Collection[tuple[MetaBackendConfig, str]]) -> list[str]:
         """Ids of the instances that the configured store holds records of, without the stores in use, (configuration, instance id). None for stores in

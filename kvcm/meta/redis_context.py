@@ -14,6 +14,7 @@ from kvcm.common.redis.target import RedisTarget
 
 log = logging.getLogger("kvcm.meta.redis")
 
+STREAM = "__kvcm_stream__"
 _SCAN_COUNT = 4096
 _TIMEOUT_S = 30.0
 
@@ -84,7 +85,8 @@ class RedisContext:
             left = [instance_id for instance_id in sorted(candidates) if await _has_blocks(connection, instance_id)]
             gone = sorted(candidates - set(left))
             if gone:
-                await ask(connection, [pack("SREM", key, *gone)], target.timeout_s)
+                streams = [f"kvcache:instance_{instance_id}:{STREAM}" for instance_id in gone]
+                await ask(connection, [pack("SREM", key, *gone), pack("DEL", *streams)], target.timeout_s)
             return left
         finally:
             connection.close()

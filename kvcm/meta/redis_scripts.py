@@ -1,4 +1,5 @@
-"""The scripts that store blocks. Both begin with the fence and go on with: time, name of the time's field, key prefix, and whether the keys are `usual`.
+"""The scripts that store blocks. Both begin with the fence and go on with: time, name of the time's field, key prefix, whether the keys are `usual`, and what
+`redis_changes` says of the change.
 
 HSET first, and only then a look whether older fields are left, which would cost as much as the change itself. In usual keys (every block has the time's field,
 and none of these has more than one location) the number of fields that HSET has added says so: all of them, then there was no block; none, then there was
@@ -8,10 +9,14 @@ this one. A key of another type is replaced. Whatever Redis refuses before the f
 from __future__ import annotations
 
 from kvcm.common.redis.fenced import FENCED, Script
+from kvcm.meta.redis_changes import APPEND
 
 _BEGIN = (
     FENCED
+    + APPEND
     + """
+local failed = append(ARGV[6], ARGV[7], 'f', ARGV[8], 'n', ARGV[9], 'k', ARGV[10])
+if failed then return failed end
 local call, pcall, sub = redis.call, redis.pcall, string.sub
 local now, stamp, prefix, usual = ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
 local function refused(added) return type(added) == 'table' and sub(added.err, 1, 9) ~= 'WRONGTYPE' end
@@ -29,7 +34,7 @@ PUT_CHAIN = Script(
     _BEGIN
     + """
 local before = ''
-for at = 6, #ARGV, 2 do
+for at = 11, #ARGV, 2 do
   local id, text = ARGV[at], ARGV[at + 1]
   if id == '' then
     before = text
@@ -61,7 +66,7 @@ return 1
 PUT_FIELDS = Script(
     _BEGIN
     + """
-local at, last = 6, #ARGV
+local at, last = 11, #ARGV
 while at < last do
   local key, n = prefix .. ARGV[at], tonumber(ARGV[at + 1])
   if n == 0 then

@@ -165,6 +165,13 @@ TERMS: Final = _counter("coordination.promotion_counter", "Terms that this node 
 STEPS_DOWN: Final = _counter("coordination.demotion_counter", "Times that this node stepped down, also after a promotion that failed.")
 ELECTION_FAILURES: Final = _counter("coordination.failure_counter", "Requests to the coordinator, promotions and demotions that failed.", ("operation",))
 
+_begin("Following")
+COPIES: Final = _gauge("follower.copies", "Copies of instances' indexes that a node keeps while it does not lead; state is warm or filling.", ("state",))
+COPIED_BLOCKS: Final = _gauge("follower.blocks", "Blocks in these copies.")
+LAG_ENTRIES: Final = _gauge("follower.lag_entries", "Changes that the leader has told and the copies do not have yet.")
+LAG_SECONDS: Final = _gauge("follower.lag_seconds", "How old the copy that is furthest behind may be, 0 when nothing is known to be missing.", unit="s")
+RESYNCS: Final = _counter("follower.resync_counter", "Copies that lost track and were begun anew by a scan.")
+
 _begin("Security")
 AUTH_REFUSED: Final = _counter("auth.refused_counter", "Calls refused before they reached a service.", ("plane", "reason"))
 CREDENTIALS_FAILING: Final = _gauge("credentials.failing", "1 while the newest content of these files cannot be used.", ("name",))

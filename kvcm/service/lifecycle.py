@@ -1,7 +1,8 @@
 """What happens when this node wins and loses leadership (wire contract 1.5; behaviour 16.3).
 
-    promote: registry recovers (its fence rises) -> startup configuration -> manager recovers -> background work -> requests open
-    demote:  requests close -> running ones end (bounded) -> background work stops -> manager and registry forget
+    follow:  keep copies of what the leader has
+    promote: registry recovers (its fence rises) -> startup configuration -> manager recovers, from the copies -> background work -> requests open
+    demote:  requests close -> running ones end (bounded) -> background work stops -> manager and registry forget -> follow
 
 The runner calls the two in turn, never at the same time. A promotion that fails or is cancelled half-way is followed by a demotion, so `demote` copes
 with whatever has not begun. A failed promotion keeps requests closed and is repeated after a growing pause.
@@ -21,6 +22,7 @@ from kvcm.config.registry import Registry
 from kvcm.coordination.runner import LeaderRunner
 from kvcm.data_storage.model import Storage
 from kvcm.manager.cache_manager import CacheManager
+from kvcm.manager.follower import Follower
 from kvcm.metrics import gc_tuning
 from kvcm.service.in_flight import InFlight
 
@@ -80,6 +82,7 @@ class Lifecycle:
         in_flight: InFlight,
         startup: tuple[Storage | None, InstanceGroup | None],
         tune_gc: bool,
+        follower: Follower | None = None,
     ) -> None:
         self._term = term
         self._registry = registry
@@ -88,13 +91,17 @@ class Lifecycle:
         self._in_flight = in_flight
         self._startup = startup
         self._tune_gc = tune_gc
+        self._follower = follower
 
     async def promote(self, epoch: int) -> None:
         """Make everything ready for this term. Raises what went wrong; then `demote` follows."""
         self._term.epoch = epoch
         await self._registry.recover(epoch)
         await self._registry.apply_startup(*self._startup)
-        await self._manager.recover()
+        if self._follower is None:
+            await self._manager.recover()
+        else:
+            await self._manager.recover(await self._follower.hand_over())
         if self._tune_gc:
             gc_tuning.freeze()
         for work in self._background:
@@ -113,6 +120,8 @@ class Lifecycle:
         await self._step("cleaning up the registry", self._registry.cleanup)
         if self._tune_gc:
             gc_tuning.thaw()
+        if self._follower is not None:
+            self._follower.start()
         _log.info("closed epoch=%d", epoch)
 
     async def _step(self, what: str, action: Callable[[], Awaitable[None]]) -> None:

@@ -31,6 +31,7 @@ from kvcm.data_storage.factory import open_backend as open_storage
 from kvcm.data_storage.manager import DataStorageManager
 from kvcm.data_storage.pool import BlockingPool
 from kvcm.manager.cache_manager import CacheManager
+from kvcm.manager.follower import Follower
 from kvcm.manager.housekeeper import Housekeeper
 from kvcm.meta.backend import MetadataBackend
 from kvcm.meta.open_backend import MetadataStores
@@ -41,6 +42,7 @@ from kvcm.service.admin_service import build_admin_service
 from kvcm.service.cluster import ClusterSnapshot, Endpoint
 from kvcm.service.debug_service import build_debug_service
 from kvcm.service.errors import NotStarted
+from kvcm.service.follower_metrics import FollowerSource
 from kvcm.service.host import advertised_host, node_id
 from kvcm.service.http.app import admin_routes
 from kvcm.service.in_flight import InFlight
@@ -159,7 +161,8 @@ class ManagerServer:
         stored, kept = stores.stored_instances, settings.write_session_keep_after_bad_mask
         manager = self._manager = CacheManager(registry, storages, codec, clock, ids, Random(), term, metadata, stored, kept)
         background = (Housekeeper(manager, clock), StorageKeeper(storages, registry))
-        lifecycle = Lifecycle(term, registry, manager, background, in_flight, startup, self._own_process)
+        follower = Follower(store.load, lambda config, instance_id: stores.open_followed(config, instance_id, records), codec.packing, clock)
+        lifecycle = Lifecycle(term, registry, manager, background, in_flight, startup, self._own_process, follower)
 
         # What guards the ports, before any of them is open; then leadership.
         security = self._security = await open_security(settings, clock, stack, registry.accounts.verify)
@@ -178,7 +181,15 @@ class ManagerServer:
 
         # Metrics and services.
         node = NodeSource(cluster, in_flight, runner, clock, lost_log_lines)
-        observation.add(ManagerSource(manager), RedisSource(redis), ReportsSource(manager), RegistrySource(registry, manager, storages), node, security)
+        observation.add(
+            ManagerSource(manager),
+            RedisSource(redis),
+            FollowerSource(follower),
+            ReportsSource(manager),
+            RegistrySource(registry, manager, storages),
+            node,
+            security,
+        )
         registry.on_change(observation.purger())
         registry.on_change(partial(_step_down_if_fenced_out, runner))
         redis.on_fenced = partial(_step_down, runner, "metadata in Redis")
@@ -203,11 +214,13 @@ class ManagerServer:
         if label is not None:
             stack.push_async_callback(label.stop)
         stack.push_async_callback(listeners.stop, DRAIN_S)
+        stack.push_async_callback(follower.stop)
         stack.push_async_callback(runner.stop)
         stack.callback(listeners.close_health)
         stack.callback(readiness.close)
         cluster.publish(await listeners.start(meta, admin, debug, extra, dispatcher, in_flight, gate.may_serve, readiness.ready, own, DRAIN_S))
         self._cluster = cluster
+        follower.start()
         await runner.start()
         cluster.start()
         readiness.start()

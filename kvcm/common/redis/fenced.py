@@ -68,7 +68,7 @@ _CLAIM = Script(
 local token = redis.call('GET', KEYS[1])
 if token and string.sub(token, 1, 20) > string.sub(ARGV[1], 1, 20) then return token end
 redis.call('SET', KEYS[1], ARGV[1])
-return 1
+return {token or ''}
 """
 )
 
@@ -91,6 +91,8 @@ class FencedRedis:
         self._failure: StorageError | None = None
         self.fence = 0
         """The highest fence that this writer has been given; 0: none yet, it only reads."""
+        self.replaced = 0
+        """The fence that stood in the store before this writer's first claim under `fence`; 0: none, or not known because an answer was lost."""
 
     @property
     def shown(self) -> str:
@@ -100,6 +102,8 @@ class FencedRedis:
         """From the return of this on, nothing lands that was sent under a smaller fence or over an earlier connection. Raises Superseded, StorageError."""
         if fence < self.fence:
             raise self._superseded(self.fence)
+        if fence > self.fence:
+            self.replaced = 0
         self.fence = fence
         self._token = b""
         await self.connection()
@@ -157,6 +161,11 @@ class FencedRedis:
             self._refused_by(reply, token, fence)
         raise StorageError(f"Redis at {self.shown} keeps changing hands; repeat the call")
 
+    def hang_up(self) -> None:
+        """Cut the connection, with what waits on it; the next call makes another."""
+        if self._connection is not None:
+            self._connection.close("was given up")
+
     async def close(self) -> None:
         self._closed = True
         if self._connection is not None:
@@ -213,6 +222,8 @@ class FencedRedis:
             raise refused(reply, "the fence")
         if self.fence == fence:
             self._token = token
+            if isinstance(reply, list) and not self.replaced:
+                self.replaced = _fence_of(reply[0])
 
     async def _load(self, connection: RedisConnection, script: Script) -> None:
         try:

@@ -1,0 +1,163 @@
+"""Two managers over one Redis: when the leader is killed, the follower goes on with every block that was acknowledged, without reading them all first."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from kvcm.common.redis.testing import RedisServer
+from kvcm.service.testing import ManagerProcess
+from kvcm.service.testing_blocks import Engine, StartedWrite
+from kvcm.service.testing_wire import ADMIN, META, GrpcWire, HttpWire
+
+pytestmark = pytest.mark.integration
+
+LEASE_MS = 1000
+BLOCKS = 20_000
+BATCH = 1000
+STREAM = "kvcache:instance_warm:__kvcm_stream__"
+
+
+def eventually(true: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"it never happened: {what}"
+        time.sleep(0.02)
+
+
+def metric(manager: ManagerProcess, name: str) -> float:
+    with urllib.request.urlopen(f"{manager.admin_http_url}/metrics", timeout=10) as answer:
+        found = re.search(rf"^kvcm_{name} ([0-9.e+]+)$", answer.read().decode(), re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])
+
+
+class Pair:
+    def __init__(self, stack: ExitStack, redis: RedisServer, folder: Path) -> None:
+        self.redis = redis
+        self.folder = folder
+        settings = {
+            "kvcm.coordination.uri": f"file://{folder}/lock",
+            "kvcm.leader_elector.lease_ms": str(LEASE_MS),
+            "kvcm.leader_elector.loop_interval_ms": "50",
+            "kvcm.registry_storage.uri": f"{redis.uri}?cluster_name=warm",
+        }
+        (folder / "lock").mkdir()
+        with ThreadPoolExecutor(2) as pool:  # they take their time to start
+            self.nodes: list[ManagerProcess] = list(pool.map(stack.enter_context, [ManagerProcess(settings) for _ in range(2)]))
+        eventually(lambda: any(self.leads(node) for node in self.nodes), "a leader")
+        backend = {"storage_type": "redis", "storage_uri": redis.uri}
+        self.engine_of(self.leader).set_up("warm", "nfs", indexer={"max_key_count": 0, "meta_storage_backend_config": backend})
+
+    @staticmethod
+    def leads(node: ManagerProcess) -> bool:
+        found: bool = HttpWire(node.admin_http_url).call("CheckHealth", {"trace_id": "t"})["is_leader"]
+        return found
+
+    @property
+    def leader(self) -> ManagerProcess:
+        return next(node for node in self.nodes if node.process is not None and node.process.poll() is None and self.leads(node))
+
+    @property
+    def follower(self) -> ManagerProcess:
+        leader = self.leader
+        return next(node for node in self.nodes if node is not leader)
+
+    def engine_of(self, node: ManagerProcess) -> Engine:
+        engine = Engine(GrpcWire(node.meta_address, META), GrpcWire(node.admin_address, ADMIN), self.folder)
+        engine.name = "warm"
+        return engine
+
+    def follows(self, blocks: int) -> None:
+        follower = self.follower
+        eventually(lambda: metric(follower, "follower_blocks") == blocks and metric(follower, "follower_lag_entries") == 0, f"a copy of {blocks} blocks")
+
+    def kill_leader(self) -> ManagerProcess:
+        """The next leader."""
+        leader, follower = self.leader, self.follower
+        leader.send(signal.SIGKILL)
+        leader.wait()
+        eventually(lambda: self.leads(follower), "the follower leads")
+        return follower
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        yield Pair(stack, stack.enter_context(RedisServer()), tmp_path)
+
+
+def write(engine: Engine, keys: list[int]) -> StartedWrite:
+    started = engine.start(keys)
+    engine.finish(started)
+    return started
+
+
+def served(engine: Engine, keys: list[int]) -> list[str]:
+    return [places["tp0"] for places in engine.prefix(keys)]
+
+
+def test_a_killed_leaders_blocks_are_all_served_without_a_scan(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = pair.engine_of(pair.leader)
+    places: list[str] = []
+    for first in range(0, BLOCKS, BATCH):
+        places += [found["tp0"] for found in write(engine, list(range(first, first + BATCH))).places]
+    pair.follows(BLOCKS)
+    # What the follower may not have read yet when it wins, and what nobody will ever finish.
+    last = [found["tp0"] for found in write(engine, list(range(BLOCKS, BLOCKS + 32))).places]
+    engine.start([-1, -2, -3])
+    began = time.monotonic()
+    heir = pair.kill_leader()
+    warm_s = time.monotonic() - began
+    engine = pair.engine_of(heir)
+    assert served(engine, list(range(BLOCKS + 32))) == places + last
+    assert f"instance_taken_over instance=warm blocks={BLOCKS + 35} orphan_writes=3" in heir.log
+    assert "metadata_loaded" in heir.log.partition("instance_taken_over")[0]  # once, as a follower
+    assert "metadata_loaded" not in heir.log.partition("instance_taken_over")[2]
+    engine.wait_gone([-1, -2, -3])
+    write(engine, [1 << 40])
+    with capsys.disabled():
+        print(f"\n  {BLOCKS} blocks: killed leader -> warm follower serves {warm_s:.2f} s (lease {LEASE_MS} ms)")
+
+
+def test_a_follower_whose_stream_was_cut_or_lost_scans_and_so_does_its_promotion(pair: Pair) -> None:
+    engine, follower = pair.engine_of(pair.leader), pair.follower
+    write(engine, [1, 2, 3])
+    pair.follows(3)
+    follower.send(signal.SIGSTOP)
+    try:
+        write(engine, [4, 5])
+        write(engine, [6])
+        pair.redis.call("XTRIM", STREAM, "MAXLEN", 1)
+    finally:
+        follower.send(signal.SIGCONT)
+    pair.follows(6)
+    assert metric(follower, "follower_resync_counter") == 1
+    pair.redis.call("DEL", STREAM)
+    write(engine, [7])
+    pair.follows(7)
+    assert metric(follower, "follower_resync_counter") == 2
+    engine.ok(engine.meta, "RemoveCache", instance_id="warm", block_keys=[2])
+    engine.wait_gone([2])
+    pair.follows(6)
+    # Cut once more, and this time it has to lead before it can see that.
+    follower.send(signal.SIGSTOP)
+    leader = pair.leader
+    try:
+        write(engine, [8, 9])
+        leader.send(signal.SIGKILL)
+        leader.wait()
+        pair.redis.call("XTRIM", STREAM, "MAXLEN", 1)
+    finally:
+        follower.send(signal.SIGCONT)
+    eventually(lambda: pair.leads(follower), "the follower leads")
+    assert len(served(pair.engine_of(follower), [3, 4, 5, 6, 7, 8, 9])) == 7
+    assert "instance_taken_over" not in follower.log
