@@ -305,8 +305,8 @@ class MetaIndex:
     def _publish_loaded(self, page: Sequence[tuple[int, Block]]) -> None:
         """`_publish` for blocks that are new, which almost all of a recovery are."""
         table = self._table
-        if any(key in table for key, _ in page) or len({key for key, _ in page}) != len(page):
-            # A scan may repeat a key, and a key counts once.
+        if any(not block or key in table for key, block in page) or len({key for key, _ in page}) != len(page):
+            # A scan may repeat a key, and a key counts once; a record without locations is no block.
             self._publish([(key, table.get(key), block) for key, block in dict(page).items()])
             return
         table.put_all([(key, (), block) for key, block in page])
