@@ -2,7 +2,8 @@
 
     python -m benchmarks.redis_recovery [--millions 1] [--json FILE]
 
-The peer is the least that any client must do: a hand-packed pipeline of HGETALL of the same keys, which it is told, parsed by hiredis and thrown away. Ours is
+The peer is the least that any client must do: a hand-packed pipeline of HGETALL of the same keys in the same order, which it is told, parsed by hiredis and
+thrown away. Ours is
 what a new leader does: raise the fence, find the keys by SCAN, read, decode, index, count. Both run in processes of their own on a quiet Redis, in turn.
 Targets: at most 4 times the peer, in time on a quiet machine (CPU time, of client and Redis together, is what others disturb less); at most 400 B of resident
 memory per block; no loop stall above 20 ms while loading.
@@ -25,6 +26,7 @@ import hiredis
 import uvloop
 
 from benchmarks.harness import cpu_us_of, machine, random_keys
+from kvcm.common.redis.connection import pack
 from kvcm.common.redis.testing import RedisServer
 from kvcm.meta.index import MetaIndex
 from kvcm.meta.location import Block, promote
@@ -58,15 +60,26 @@ def peer(port: int, count: int) -> dict[str, float]:
     """Seconds of a bare pipelined HGETALL of all keys, two pages under way."""
     connection = socket.create_connection(("127.0.0.1", port))
     reader = hiredis.Reader()
-    keys = [b"kvcache:instance_bench:cache_%d" % key for key in random_keys(count, seed=3)]
+    keys: list[bytes] = []
+    cursor = b"0"
+    while True:  # not timed: in the order in which Redis lists them, which is not the one in which they lie in its memory
+        connection.sendall(pack("SCAN", cursor, "MATCH", "kvcache:instance_bench:cache_*", "COUNT", 2048))
+        while (page := reader.gets()) is False:
+            reader.feed(connection.recv(1 << 18))
+        cursor = page[0]
+        keys += page[1]
+        if cursor == b"0":
+            break
+    assert len(keys) >= count
+    count = len(keys)
     began, used = time.monotonic(), time.process_time()
     missing = 0
     sent = done = 0
     while done < count:
         while sent < count and sent - done < 2 * _PAGE:
-            page = keys[sent : sent + _PAGE]
-            connection.sendall(b"".join([b"*2\r\n$7\r\nHGETALL\r\n$%d\r\n%b\r\n" % (len(key), key) for key in page]))
-            sent += len(page)
+            names = keys[sent : sent + _PAGE]
+            connection.sendall(b"".join([b"*2\r\n$7\r\nHGETALL\r\n$%d\r\n%b\r\n" % (len(key), key) for key in names]))
+            sent += len(names)
         for _ in range(min(_PAGE, count - done)):
             while (reply := reader.gets()) is False:
                 reader.feed(connection.recv(1 << 18))

@@ -69,6 +69,7 @@ class BlockPacker:
         others: list[tuple[int, Block]] = []
         count = 0
         before: int | None = None
+        before_raw = b""
         head = start = middle = b""
         total = length = size = 0
         for key, block in changes.items():
@@ -91,18 +92,19 @@ class BlockPacker:
                 middle = self._middle(head, location)
                 size = _AROUND + len(middle) + total - length
             name = header[21:29]
-            if not name.isalnum() or header[37:45] != _NO_CHECKSUM:
+            if not name.isalnum() or header[37:] != _NO_CHECKSUM:
                 others.append((key, block))
                 continue
-            previous = previous_key_of(location)
-            if previous != before:
-                parts.append(_BREAK + (arg(b"%d" % previous) if previous is not None else _BLANK))
-                count += 2
+            if before is None or header[29:37] != before_raw or not header[4] & 1:
+                previous = previous_key_of(location)
+                if previous != before:
+                    parts.append(_BREAK + (arg(b"%d" % previous) if previous is not None else _BLANK))
+                    count += 2
             uri = wire[length:]
             uris.append(uri)
             parts.append(_LINK % (len(text), text, size, name, middle, uri))
             count += 2
-            before = key
+            before, before_raw = key, key.to_bytes(8, "little", signed=True)
         if _UNSAFE.search(b"".join(uris)):
             return None, list(changes.items())
         return (Packed(b"".join(parts), count, True) if parts else None), others

@@ -37,7 +37,7 @@ class BehindSettings:
     """`max_blocks`: that may wait; `wait_us`: how long a round lets blocks gather."""
 
     max_blocks: int = 131_072
-    wait_us: int = 2_000
+    wait_us: int = 5_000
     enqueue_timeout_ms: int = 1_000
     sync_timeout_ms: int = 5_000
     drain_ms: int = 5_000
