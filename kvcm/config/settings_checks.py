@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import TYPE_CHECKING
 
 from kvcm.config.settings_security import check_security
@@ -16,6 +17,8 @@ MAX_PORT = 65_535
 _MAX_LEASE_MS = 3_600_000
 _MAX_THREADS = 1024
 _MAX_WAITING = 1_000_000
+_MAX_NAME_CHARS = 256
+_MAX_CUSTOM_CHARS = 16_384
 _MAX_PAYLOAD_CHARS = 65_536
 REPORTER_TYPES = ("", "local", "logging", "dummy", "kmonitor")
 
@@ -121,7 +124,24 @@ def _texts(settings: Settings) -> list[str]:
         parse_buckets(settings.metrics_revisit_interval_buckets)
     except ValueError as error:
         problems.append(f"'kvcm.metrics.revisit_interval_buckets' {error}.")
+    if not _is_host(settings.service_advertised_host):
+        problems.append("'kvcm.service.advertised_host' must be a host name or an IP address, without scheme, port and brackets.")
+    node_id = settings.leader_elector_node_id
+    if len(node_id) > _MAX_NAME_CHARS or not node_id.isprintable() or " " in node_id:
+        problems.append(f"'kvcm.leader_elector.node_id' must have at most {_MAX_NAME_CHARS} visible characters and no blanks.")
+    if len(settings.service_custom_info) > _MAX_CUSTOM_CHARS:
+        problems.append(f"'kvcm.service.custom_info' must have at most {_MAX_CUSTOM_CHARS} characters: every GetClusterInfo sends it.")
     return problems
+
+
+def _is_host(text: str) -> bool:
+    """Clients put a port behind it. Empty is one, too: it is found out then."""
+    if ":" in text:
+        try:
+            return ipaddress.ip_address(text.partition("%")[0]).version == 6
+        except ValueError:
+            return False
+    return len(text) <= _MAX_NAME_CHARS and text.isprintable() and not set(text) & set(" /@[]?#")
 
 
 def _observing(settings: Settings, warnings: list[str]) -> list[str]:

@@ -124,6 +124,9 @@ def test_the_legacy_lock_uri_counts_while_the_new_key_is_empty() -> None:
         ["kvcm.access_log.max_payload_chars=1"],
         ["kvcm.event.event_publishers_configs={"],
         ['kvcm.event.event_publishers_configs={"log":{"queue_size":0}}'],
+        *([f"kvcm.service.advertised_host={host}"] for host in ("http://x", "x:6381", "[::1]", "a b", "a\x1bb", "x" * 300, "1:2:3")),
+        *([f"kvcm.leader_elector.node_id={name}"] for name in ("a b", "a\nb", "\x9b31m", "n" * 300)),
+        ["kvcm.service.custom_info=" + "x" * 20_000],
         ["kvcm.service.admin_auth_token= , ,"],
         ["kvcm.service.admin_auth_token_file=secret"],
         ["kvcm.service.meta_auth_token_file=secret"],
@@ -147,6 +150,11 @@ def test_broken_constraints_stop_the_start_with_a_sentence(pairs: list[str]) -> 
     assert caught.value.message.endswith(".")
     assert pairs[-1].partition("=")[0] in caught.value.message or "loop_interval_ms" in caught.value.message or "port" in caught.value.message
     assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize("host", ["", "localhost", "node-1.example", "10.0.0.1", "::1", "fe80::1%eth0", "n\u00f6de_1"])
+def test_hosts_and_addresses_can_be_advertised(host: str) -> None:
+    assert load_settings(None, [f"kvcm.service.advertised_host={host}"], {}).settings.service_advertised_host == host
 
 
 def test_the_rpc_ports_may_share_one_listener() -> None:
