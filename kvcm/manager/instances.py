@@ -355,6 +355,7 @@ class Instances:
             await self._adopter.adopt_loaded(shard)  # all of them before the first deletion
             shard.upkeep.orphans = await self._orphans(shard)
             shard.upkeep.redrive_needed = True
+            shard.index.join_chains()
             log.info("instance_loaded instance=%s blocks=%d orphan_writes=%d", instance.instance_id, count, len(shard.upkeep.orphans))
         return shard
 

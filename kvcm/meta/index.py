@@ -29,6 +29,7 @@ from kvcm.meta.access_log import AccessLog
 from kvcm.meta.backend import Eager, MetadataBackend
 from kvcm.meta.backend_local import LocalBackend
 from kvcm.meta.block_table import BlockTable, Change
+from kvcm.meta.chains import join_chains
 from kvcm.meta.errors import KeyLimitReached, StateChanged
 from kvcm.meta.key_gate import KeyGate, Ticket
 from kvcm.meta.key_packing import KeyPacking
@@ -45,6 +46,7 @@ BatchPlan = Callable[[list[Block]], list[Block] | None]
 """batch(blocks as seen now, one per key) -> new blocks, all different from the old ones; or None to be asked key by key instead."""
 
 PAGE_KEYS = 64
+_MIN_JOINED = 1_000  # fewer blocks are read quickly in any order
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class MetaIndex:
         self._suspends = not isinstance(backend, LocalBackend)
         self._eager = isinstance(backend, Eager)
         self._commits: set[asyncio.Task[list[Outcome]]] = set()
+        self._joining: asyncio.Task[int] | None = None
         self._slot_counts: dict[int, int] = {}
         self._reported = 0  # locations that hosts report: while there is none, no mutation looks for them
         self.slots_version = 0
@@ -159,6 +162,9 @@ class MetaIndex:
 
     async def close(self) -> None:
         """Close the store when the mutations under way have come to their end (each has the backend's deadlines)."""
+        if self._joining is not None:
+            self._joining.cancel()
+            await asyncio.gather(self._joining, return_exceptions=True)
         while self._commits:
             await asyncio.wait(tuple(self._commits))
         await self._backend.close()
@@ -174,6 +180,11 @@ class MetaIndex:
         """The store holds these blocks (empty: none) whatever the index says. Only while nobody changes it: during a load, and in a copy that follows."""
         get = self._table.get
         self._publish([(key, old, block) for key, block in blocks.items() if (old := get(key)) != block])
+
+    def join_chains(self) -> None:
+        """Begin to put what was recovered in order, so that prefix reads are quick again; goes on in the background until `close`."""
+        if len(self._table) >= _MIN_JOINED and self._joining is None:
+            self._joining = asyncio.get_running_loop().create_task(join_chains(self._table))
 
     # -- inside --------------------------------------------------------------------------------------------------------------------------------
 
