@@ -12,9 +12,10 @@ from kvcm.common.errors import InvalidArgument
 from kvcm.common.uri import parse_uri
 from kvcm.data_storage.model import Hf3fsSpec, NfsSpec, Storage, VcnsHf3fsSpec
 from kvcm.data_storage.naming import MAX_BLOCK_BYTES, MAX_KEYS_PER_FILE, Namer, check_storage_name, component_problem
-from kvcm.data_storage.port import BackendTraits
+from kvcm.data_storage.port import PACKED_MARK, BackendTraits
 from kvcm.data_storage.sentinel import SENTINEL_NAME
 
+_PACKED = PACKED_MARK.decode()
 _MAX_PARTS = 64
 _MAX_ROOT_BYTES = 1024
 
@@ -139,9 +140,9 @@ def parse_block(layout: Layout, text: str) -> BlockRef | None:
 def packed_slot(layout: Layout, text: str) -> tuple[str, int] | None:
     """(relative path, slot) of a packed place, None for any other. Cheaper than `parse_block`; used for whole recoveries."""
     prefix = layout.uri_prefix
-    if "?blkid=" not in text or not text.startswith(prefix):
+    if _PACKED not in text or not text.startswith(prefix):
         return None
-    relative, _, query = text[len(prefix) :].partition("?blkid=")
+    relative, _, query = text[len(prefix) :].partition(_PACKED)
     digits = query.partition("&")[0]
     if not relative or not digits.isascii() or not digits.isdigit() or len(digits) > 4 or int(digits) >= MAX_KEYS_PER_FILE:
         return None

@@ -15,6 +15,9 @@ from kvcm.common.errors import StorageError
 from kvcm.common.ids import IdSource
 from kvcm.data_storage.model import Storage
 
+PACKED_MARK = b"?blkid="
+"""In the URI of every place in a packed file, and of no other."""
+
 
 class Truth(Enum):
     PRESENT = "present"
@@ -88,5 +91,6 @@ class DataStorageBackend(Protocol):
         ...
 
     def adopt(self, uris: Sequence[str]) -> None:
-        """Tell the store of locations that exist already (found at recovery), so that packed files know their live blocks."""
+        """Tell the store of locations that exist already (found at recovery), so that packed files know their live blocks. Places whose URI has no PACKED_MARK
+        are nobody's business here and may be left out."""
         ...

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
+from kvcm.data_storage.port import PACKED_MARK
 from kvcm.manager.ports import Storages, WireCodec
 from kvcm.manager.shard import InstanceShard
 
@@ -48,7 +49,8 @@ class Adopter:
                 uris: dict[int, list[str]] = {}
                 for key in page:
                     for location in shard.index.get(key):
-                        if backends.get(location.storage_slot) is not None:
+                        # Looked for in the encoded bytes: almost no place is packed, and decoding a million costs seconds.
+                        if PACKED_MARK in location.wire and backends.get(location.storage_slot) is not None:
                             uris.setdefault(location.storage_slot, []).extend(uri for _, uri in self._codec.decode(location.wire)[1])
                 for slot, places in uris.items():
                     backend = backends[slot]
