@@ -103,17 +103,21 @@ def _settings(start: Start, logger_config: LoggerConfig | None) -> LoadedSetting
 
 
 def _check_what_settings_name(settings: Settings) -> None:
-    """What a start would refuse, while there is somebody to tell. Nothing is opened. Raises KvcmError."""
+    """What a start would refuse, while there is somebody to tell. Nothing is opened, and gRPC not even loaded: `detach` comes after. Raises KvcmError."""
     from kvcm.common.clock import SystemClock
     from kvcm.config.store import open_store
     from kvcm.coordination.open import open_coordinator
+    from kvcm.etcd.uri import parse_etcd_uri
 
     if settings.startup_config:
         from kvcm.config.startup import read_startup
 
         read_startup(settings.startup_config)
-    open_store(settings.registry_storage_uri)
-    open_coordinator(settings.coordination_uri, SystemClock())
+    for uri, make in ((settings.registry_storage_uri, open_store), (settings.coordination_uri, lambda uri: open_coordinator(uri, SystemClock()))):
+        if uri.startswith("etcd://"):
+            parse_etcd_uri(uri)
+        else:
+            make(uri)
 
 
 def _logger_config(start: Start) -> LoggerConfig | None:

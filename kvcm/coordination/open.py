@@ -5,7 +5,6 @@ from __future__ import annotations
 from kvcm.common.clock import Clock
 from kvcm.common.errors import InvalidArgument
 from kvcm.common.redis.target import is_redis_uri
-from kvcm.coordination.etcd import EtcdCoordinator
 from kvcm.coordination.file import open_file
 from kvcm.coordination.memory import MemoryCoordinator
 from kvcm.coordination.port import Coordinator
@@ -26,5 +25,7 @@ def open_coordinator(uri: str, clock: Clock, epoch_floor: int = 0) -> Coordinato
     if separator and is_redis_uri(uri):
         return open_redis(uri, epoch_floor)
     if separator and scheme == "etcd":
+        from kvcm.coordination.etcd import EtcdCoordinator  # gRPC with it, for those who need it
+
         return EtcdCoordinator(uri, epoch_floor)
     raise InvalidArgument("The coordination URI has an unknown scheme: use etcd://, redis:// or file:// for several managers, or leave it empty to run one.")

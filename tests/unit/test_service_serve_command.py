@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,17 @@ def test_the_command_is_registered() -> None:
 
 def test_tuning_the_allocator_never_fails() -> None:
     assert tune_malloc() in (True, False)
+
+
+@pytest.mark.parametrize("key", ["kvcm.registry_storage.uri", "kvcm.coordination.uri"])
+@pytest.mark.parametrize("uri", ["", "etcd://127.0.0.1:2379/kvcm", "redis://127.0.0.1:1/?cluster_name=x"])
+def test_what_is_checked_before_the_process_is_copied_starts_no_thread_and_loads_no_grpc(key: str, uri: str) -> None:
+    text = f"""
+import sys, threading
+from kvcm.cli.manager_process import Start, _settings
+_settings(Start("kvcm", env=("{key}={uri}",)), None)
+assert threading.active_count() == 1, threading.enumerate()
+assert "grpc" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
