@@ -35,6 +35,9 @@ _LOOK_SHARE = 50
 """Reading a large registry takes at most this part of the time."""
 _WAIT_S = 1.0
 _PAUSES_S = (1.0, 2.0, 5.0, 10.0)
+_SCAN_PAUSES_S = (1.0, 5.0, 20.0, 60.0)
+"""After scans that were in vain one after the other: a follower that is too slow for its leader must not make Redis slow too."""
+_STEADY_US = 60_000_000
 _FILLS_AT_ONCE = 2
 _SLICE = 256
 
@@ -162,8 +165,9 @@ class Follower:
     # -- one instance --------------------------------------------------------------------------------------------------------------------------
 
     async def _keep(self, config: MetaBackendConfig, instance_id: str) -> None:
-        failures = 0
+        failures = scans = steady_at_us = 0
         while True:
+            pause_s = _PAUSES_S[min(failures, len(_PAUSES_S) - 1)]
             try:
                 copy = self._copies.get(instance_id)
                 if copy is None:
@@ -173,10 +177,16 @@ class Follower:
                     async with self._fills:
                         await copy.fill()
                     log.info("following instance=%s blocks=%d", instance_id, copy.index.key_count)
+                    steady_at_us = self._clock.monotonic_us() + _STEADY_US
                 while True:
                     await copy.follow(_WAIT_S)
                     failures = 0
+                    if scans and self._clock.monotonic_us() >= steady_at_us:
+                        scans = 0
             except LostTrack as error:
+                if self._has_scanned(instance_id):
+                    pause_s = _SCAN_PAUSES_S[min(scans, len(_SCAN_PAUSES_S) - 1)]
+                    scans += 1
                 await self._lost(instance_id, error.message)
             except StorageError as error:
                 log.debug("follower_waits instance=%s: %s", instance_id, error.message)
@@ -189,7 +199,7 @@ class Follower:
             except Exception:
                 log.exception("follower_bug instance=%s: the copy is made anew", instance_id)
                 await self._drop(instance_id)
-            await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
+            await asyncio.sleep(pause_s)
             failures += 1
 
     def _open(self, config: MetaBackendConfig, instance_id: str) -> WarmIndex | None:
@@ -199,6 +209,10 @@ class Follower:
         backend, changes = opened
         copy = self._copies[instance_id] = WarmIndex(config, instance_id, backend, changes, self._packing, self._clock.monotonic_us)
         return copy
+
+    def _has_scanned(self, instance_id: str) -> bool:
+        copy = self._copies.get(instance_id)
+        return copy is not None and (copy.is_warm or copy.index.key_count > 0)
 
     async def _lost(self, instance_id: str, why: str) -> None:
         copy = self._copies.get(instance_id)

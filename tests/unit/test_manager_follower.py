@@ -41,7 +41,8 @@ def run(story: Coroutine[Any, Any, None]) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_FIRST_LOOK_S", "_LOOK_EVERY_S"):
         monkeypatch.setattr(follower_module, name, 0.0)
-    monkeypatch.setattr(follower_module, "_PAUSES_S", (0.0,))
+    for name in ("_PAUSES_S", "_SCAN_PAUSES_S"):
+        monkeypatch.setattr(follower_module, name, (0.0,))
 
 
 class Desk:
@@ -140,6 +141,42 @@ def test_a_copy_that_lost_track_is_begun_anew_and_counted(tmp_path: Path) -> Non
         place.trim(1)
         await desk.until(lambda: desk.follower.state.blocks == 5)
         assert desk.follower.state.resyncs == 1
+        await desk.follower.stop()
+
+    run(story())
+
+
+def test_a_follower_that_is_too_slow_scans_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        pauses: list[float] = []
+        sleep = asyncio.sleep
+
+        async def slept(seconds: float) -> None:
+            if seconds >= 0.001:
+                pauses.append(seconds)
+            await sleep(0)
+
+        monkeypatch.setattr(follower_module, "_SCAN_PAUSES_S", (0.001, 0.002, 0.003))
+        desk = Desk(tmp_path)
+        place = await desk.simple()
+        monkeypatch.setattr(asyncio, "sleep", slept)
+
+        async def lose() -> None:
+            seen = desk.follower.state.resyncs
+            for key in (5, 6):
+                place.put({key: (written(f"{key:08x}"),)}, 1)
+            place.trim(1)
+            await desk.until(lambda: desk.follower.state.resyncs == seen + 1 and desk.follower.state.warm == 1)
+
+        for _ in range(4):
+            await lose()
+        assert pauses == [0.001, 0.002, 0.003, 0.003]
+        desk.world.clock.advance_us(61_000_000)
+        place.put({7: (written("7"),)}, 1)
+        await desk.until(lambda: desk.follower.state.blocks == 6)
+        pauses.clear()
+        await lose()
+        assert pauses == [0.001]
         await desk.follower.stop()
 
     run(story())
