@@ -10,16 +10,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kvcm.common.errors import StorageError
+from kvcm.common.errors import InvalidArgument, StorageError
 from kvcm.common.redis.target import parse_target
 from kvcm.common.redis.testing import RedisServer
 from kvcm.config.errors import FencedOut
 from kvcm.config.model import MetaBackendConfig
+from kvcm.data_storage.pool import BlockingPool
 from kvcm.meta.backend_redis import RedisBackend
 from kvcm.meta.changes import LostTrack
 from kvcm.meta.index import MetaIndex
 from kvcm.meta.key_packing import FixedWidth
 from kvcm.meta.location import Block, condemn, promote
+from kvcm.meta.open_backend import MetadataStores
 from kvcm.meta.testing import Census, published
 from kvcm.meta.testing_redis import RedisBlocks
 from kvcm.meta.warm import WarmIndex
@@ -242,6 +244,74 @@ def test_damaged_and_foreign_keys_are_left_out_as_by_a_scan(desk: Desk) -> None:
             await copy.follow(5)
             assert published(copy.index) == published(await desk.scanned())
             assert set(published(copy.index)) == {3}
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", ["redis", "async_redis", "cached"])
+def test_each_kind_of_redis_backend_is_followed(desk: Desk, kind: str) -> None:
+    async def story() -> None:
+        pool = BlockingPool()
+        stores = MetadataStores(pool, desk.blocks.context)
+        config = MetaBackendConfig(kind, f"{desk.redis.uri}?stream_max_entries=100")
+        leader = stores.open(config, "i1", desk.blocks.records)
+        await leader.open()
+        await leader.raise_fence(1)
+        await leader.apply({key: desk.block(key) for key in range(300)}, 1)
+        await leader.sync(range(300))
+        opened = stores.open_followed(config, "i1", desk.blocks.records)
+        assert opened is not None
+        copy = WarmIndex(config, "i1", *opened, FixedWidth(), desk.blocks.context.monotonic_us)
+        await copy.fill()
+        await leader.apply({1: (), 2: (condemn(desk.block(2)[0]),)}, 1)
+        await leader.sync([1, 2])
+        index = await copy.take_over(2)
+        assert index is not None
+        assert published(index) == published(await desk.scanned())
+        assert (index.key_count, copy.unsettled) == (299, [2])
+        await index.mutate([7], lambda at, key, block: (), 2)
+        await index.sync([7])
+        assert desk.redis.call("EXISTS", f"{KEY}7") == 0
+        await index.close()
+        await leader.close()
+        await pool_closed(pool)
+
+    asyncio.run(story())
+
+
+async def pool_closed(pool: BlockingPool) -> None:
+    pool.close()
+    await asyncio.sleep(0)
+
+
+def test_stores_that_tell_nobody_are_not_followed() -> None:
+    blocks = RedisBlocks(ProtoLocationEncoder())
+    pool = BlockingPool()
+    stores = MetadataStores(pool, blocks.context)
+    for config in (MetaBackendConfig("local"), MetaBackendConfig("dummy", "file:///x"), MetaBackendConfig("redis", "redis://h/?stream_max_entries=0")):
+        assert stores.open_followed(config, "i1", blocks.records) is None
+    with pytest.raises(InvalidArgument, match="stream_max_entries"):
+        stores.open(MetaBackendConfig("redis", "redis://h/?stream_max_entries=many"), "i1", blocks.records)
+    pool.close()
+
+
+def test_the_streams_of_instances_that_are_gone_go(desk: Desk) -> None:
+    async def story() -> None:
+        pool = BlockingPool()
+        stores = MetadataStores(pool, desk.blocks.context)
+        config = MetaBackendConfig("redis", desk.redis.uri)
+        leader = stores.open(config, "i1", desk.blocks.records)
+        await leader.open()
+        await leader.raise_fence(1)
+        await leader.apply({1: desk.block(1)}, 1)
+        assert await stores.stored_instances(config, []) == ["i1"]
+        await leader.apply({1: ()}, 1)
+        assert await stores.stored_instances(config, [(config, "i1")]) == []
+        assert desk.redis.call("EXISTS", STREAM) == 1
+        assert await stores.stored_instances(config, []) == []
+        assert desk.redis.call("EXISTS", STREAM) == 0
+        await leader.close()
+        await pool_closed(pool)
 
     asyncio.run(story())
 
