@@ -128,6 +128,9 @@ def test_apply_restart_delete() -> None:
             await bed.all_ready()
             assert bed.admin.calls == ["add_storage fast", "create_group chat"]
             await bed.until(lambda: all(bed.remembered(ref) for ref in ALL), "all changes are noted as handled")
+            # The last thing it has to say: how much the others have registered.
+            counted = {"storages": 1, "groups": 1, "instances": 0}
+            await bed.until(lambda: bed.kube.body(BOSS)["status"].get("counts") == counted, "the manager's status counts them")
             for ref in ALL:
                 meta = bed.kube.body(ref)["metadata"]
                 assert meta["finalizers"] == [FINALIZER]
@@ -222,7 +225,7 @@ def test_objects_of_a_kind_that_is_being_removed_are_let_go() -> None:
             bed.kube.mark_deleted(ref)
         async with bed.operator():
             await bed.until(lambda: not any(bed.kube.has(ref) for ref in ALL), "all are gone")
-            assert (bed.admin.storages, bed.admin.groups) == ({}, {})
+            assert (bed.admin.storages, bed.admin.groups) == ({}, {}), (bed.kube.events, bed.kube.writes, bed.admin.calls, bed.server.requests[writes:])
             assert bed.health is not None
             assert bed.health.watch_lag_s() == 0.0, "a restart would not help"
 
