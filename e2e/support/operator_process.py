@@ -102,6 +102,10 @@ class OperatorProcess:
             self._process.kill()
             self._process.wait(10)
 
+    def alive(self) -> bool:
+        """What the liveness probe of its Deployment sees."""
+        return self._says("/healthz")
+
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that bear these labels."""
         page = self._get("/metrics")

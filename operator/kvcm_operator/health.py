@@ -7,7 +7,7 @@ that hangs is found by comparing generations, however quiet the cluster is. Ever
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -58,6 +58,10 @@ class Health(Collector):
     def gone(self, ref: Ref) -> None:
         self._behind.pop(ref, None)
         self._reasons.pop(ref, None)
+
+    def only(self, kind: str, there: Collection[Ref]) -> None:
+        """Nothing else of this kind exists: what went without any watch is not waited for."""
+        self._behind = {ref: what for ref, what in self._behind.items() if ref.kind != kind or ref in there}
 
     # -- the probes ----------------------------------------------------------------------------------------------------------------------------
 

@@ -58,15 +58,26 @@ class Runtime:
         self._queue.add(ref, self._random.random() * self._drift * 0.2)
 
     async def sweep(self) -> None:
-        """Queue what is being deleted, whether or not a watch has shown it. Never raises."""
+        """Queue what is being deleted, whether or not a watch has shown it, and note what else the watches should have shown. Never raises.
+
+        The framework can miss a kind whose definition comes while it runs: it asks once, and the API server may not list the kind yet. Nobody would look at
+        objects of that kind then; here they are seen, the watches count as behind, and the liveness probe has this process started again.
+        """
         for kind in RECONCILERS:
+            seen: list[Subject] = []
+            whole = True
             for namespace in self._namespaces or ("",):
                 try:
-                    found = await self._world.kube.list(kind, namespace)
+                    seen += map(Subject, await self._world.kube.list(kind, namespace))
                 except KvcmError as error:
+                    whole = False
                     _log.warning("sweep left out kind=%s namespace=%s: %s", kind, namespace, error.message)
-                    continue
-                self._queue.add_all(subject.ref for subject in map(Subject, found) if subject.deleting and subject.held)
+            self._queue.add_all(subject.ref for subject in seen if subject.deleting and subject.held)
+            for subject in seen:
+                if not subject.deleting:
+                    self._health.read(subject.ref, subject.generation)
+            if whole:
+                self._health.only(kind, {subject.ref for subject in seen})
 
     async def _sweeping(self) -> None:
         while True:

@@ -33,6 +33,8 @@ def ask(manager: ManagerProcess, question: Callable[[AdminClient], Coroutine[Any
 def accounts(manager: ManagerProcess) -> set[str] | None:
     """None while it does not lead."""
     try:
+        if not ask(manager, lambda client: client.check_health()).leader:  # the other calls would go to the leader by themselves
+            return None
         return {account.name for account in ask(manager, lambda client: client.list_accounts())}
     except KvcmError:
         return None

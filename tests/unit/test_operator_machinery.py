@@ -14,9 +14,10 @@ from kvcm_operator.dependencies import Dependencies
 from kvcm_operator.directory import Directory, parse_overrides
 from kvcm_operator.health import MAX_WATCH_LAG_S, Health
 from kvcm_operator.locks import Locks
+from kvcm_operator.runtime import Runtime
 from kvcm_operator.settings import from_environment
 from kvcm_operator.testing import FakeKube
-from kvcm_operator.testing_house import group, manager, storage
+from kvcm_operator.testing_house import House, group, manager, storage
 from kvcm_operator.workqueue import CAP_S, WorkQueue, back_off
 from kvcm_operator.world import GROUP, MANAGER, STORAGE, Json, Ref
 
@@ -227,6 +228,28 @@ def test_a_watch_that_hangs_is_found_by_what_reading_shows() -> None:
     assert not health.alive()
     found.saw(stamped(storage(), "u1", generation=2))
     assert health.alive()
+
+
+def test_a_kind_that_no_watch_shows_is_found_by_the_sweep_and_only_while_it_has_objects() -> None:
+    """The framework can miss a kind whose definition comes late; nothing but the liveness probe can help then."""
+
+    async def story() -> None:
+        house, dependencies = House({}), Dependencies()
+        health = Health(house.clock, dependencies.generation)
+        runtime = Runtime(house.world, 60.0, Random(1), dependencies, health)
+        chat = house.kube.put(group())
+        fast = house.kube.put(storage())
+        dependencies.saw({**house.kube.body(chat), "kind": GROUP})
+        await runtime.sweep()
+        house.clock.advance_us(int(MAX_WATCH_LAG_S * 1e6))
+        await runtime.sweep()
+        assert not health.alive()
+        house.kube.mark_deleted(fast)
+        house.kube.release(fast)
+        await runtime.sweep()
+        assert health.alive()
+
+    asyncio.run(story())
 
 
 def test_readiness_is_leading_and_working_and_the_page_tells_both() -> None:
