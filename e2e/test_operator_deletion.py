@@ -80,7 +80,7 @@ def test_a_group_in_use_waits_for_its_instances(a_house: House, operator_for: Ne
         _delete(a_house, "instancegroup/chat")
         eventually(lambda: a_house.condition("InstanceGroup", "chat")["reason"] == "InUse", "the group says that it is in use")
         assert "chat" in a_house.groups()
-        a_house.remove_instance("chat", "engine")
+        a_house.remove_instance("engine")
         eventually(lambda: _gone(a_house, "InstanceGroup", "chat"), "the group is gone", seconds=40)
         assert "chat" not in a_house.groups()
 

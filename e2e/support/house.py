@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-import grpc
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -25,8 +24,6 @@ from e2e.support.kube import OURS, Json, Kube
 from kvcm.client.admin_client import AdminClient
 from kvcm.config.model import InstanceGroup
 from kvcm.data_storage.model import Storage
-from kvcm.protocol import admin_service_pb2 as pb
-from kvcm.protocol import admin_service_pb2_grpc as pb_grpc
 from kvcm.service.testing import ManagerProcess, free_port
 
 T = TypeVar("T")
@@ -98,12 +95,8 @@ class House:
     def groups(self) -> dict[str, InstanceGroup]:
         return {view.group.name: view.group for view in self.admin(lambda admin: admin.describe_groups())}
 
-    def remove_instance(self, group: str, instance: str) -> None:
-        with grpc.insecure_channel(self.manager.admin_address) as channel:
-            request = pb.RemoveInstanceRequest(trace_id="story", instance_group=group, instance_id=instance)
-            stub = pb_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code has no annotations
-            reply = stub.RemoveInstance(request, timeout=10.0)
-        assert reply.header.status.code == pb.OK, reply.header.status.message
+    def remove_instance(self, instance: str) -> None:
+        self.admin(lambda admin: admin.remove_instance(instance))
 
     def mutations(self) -> dict[str, float]:
         """How often each admin call that changes something was answered."""

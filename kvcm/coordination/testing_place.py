@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from enum import Enum
 from typing import Protocol
 
@@ -111,7 +112,7 @@ class MemoryPlace:
     pause = resume = restart
 
 
-class RealTimePlace:
+class RealTimePlace(ABC):
     """What places on real time have in common. `client` makes one coordinator on the place's clock."""
 
     lease_ms = 250
@@ -121,8 +122,8 @@ class RealTimePlace:
         self._clock = SteppedClock()
         self._opened: list[Coordinator] = []
 
-    def client(self, clock: Clock, epoch_floor: int) -> Coordinator:
-        raise NotImplementedError
+    @abstractmethod
+    def client(self, clock: Clock, epoch_floor: int) -> Coordinator: ...
 
     async def start(self) -> None:
         return

@@ -16,9 +16,9 @@ from kvcm.common.errors import NotReady
 from kvcm.config.settings import Settings
 from kvcm.config.settings_load import load_settings
 from kvcm.service.cluster import Endpoint
+from kvcm.service.local_addresses import LOCAL, LocalAddresses
 from kvcm.service.server import ManagerServer
 
-_LOCAL = "127.0.0.1"
 READY_S = 15.0
 STOP_S = 40.0
 
@@ -28,11 +28,11 @@ def settings_from(pairs: Mapping[str, str] | None) -> Settings:
 
     Raises SettingsError.
     """
-    given = {"kvcm.service.bind_host": _LOCAL} | dict(pairs or {})
+    given = {"kvcm.service.bind_host": LOCAL} | dict(pairs or {})
     return load_settings(None, [f"{key}={value}" for key, value in given.items()], {}).settings
 
 
-class EmbeddedManager:
+class EmbeddedManager(LocalAddresses):
     """`with EmbeddedManager({...}) as manager:` has a serving manager at `manager.meta_address`. Raises what ManagerServer.start raises, and NotReady."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, *, ready_s: float = READY_S) -> None:
@@ -44,24 +44,6 @@ class EmbeddedManager:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self.endpoint = Endpoint()
-
-    @property
-    def meta_address(self) -> str:
-        """host:port of the metadata gRPC service."""
-        return f"{_LOCAL}:{self.endpoint.meta_rpc_port}"
-
-    @property
-    def admin_address(self) -> str:
-        """host:port of the admin gRPC service."""
-        return f"{_LOCAL}:{self.endpoint.admin_rpc_port}"
-
-    @property
-    def http_url(self) -> str:
-        return f"http://{_LOCAL}:{self.endpoint.meta_http_port}"
-
-    @property
-    def admin_http_url(self) -> str:
-        return f"http://{_LOCAL}:{self.endpoint.admin_http_port}"
 
     def __enter__(self) -> EmbeddedManager:
         self._thread.start()

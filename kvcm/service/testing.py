@@ -15,12 +15,11 @@ from pathlib import Path
 from types import TracebackType
 
 from kvcm.common.errors import NotReady
-from kvcm.config.settings_checks import DEBUG_PORT_OFFSET
 from kvcm.service.cluster import Endpoint
 from kvcm.service.embedded import READY_S, settings_from, wait_ready
+from kvcm.service.local_addresses import LOCAL, LocalAddresses
 from kvcm.service.server import ManagerServer
 
-_LOCAL = "127.0.0.1"
 _POLL_S = 0.01
 _FREE_PORTS = ("kvcm.service.rpc_port", "kvcm.service.http_port", "kvcm.service.admin_rpc_port", "kvcm.service.admin_http_port")
 
@@ -28,11 +27,11 @@ _FREE_PORTS = ("kvcm.service.rpc_port", "kvcm.service.http_port", "kvcm.service.
 def free_port() -> int:
     """A port that was free a moment ago."""
     with socket.socket() as sock:
-        sock.bind((_LOCAL, 0))
+        sock.bind((LOCAL, 0))
         return int(sock.getsockname()[1])
 
 
-class ManagerProcess:
+class ManagerProcess(LocalAddresses):
     """`with ManagerProcess({"kvcm.registry_storage.uri": ...}) as manager:` runs `kvcm serve` until the block ends.
 
     Raises NotReady with the end of the log when it does not serve within `ready_s` seconds or ends before. Ports that are not given are free ones; the
@@ -41,7 +40,7 @@ class ManagerProcess:
     """
 
     def __init__(self, settings: Mapping[str, str] | None = None, *, config: str = "", python: str = sys.executable, ready_s: float = READY_S) -> None:
-        self._settings = dict.fromkeys(_FREE_PORTS, "0") | {"kvcm.service.bind_host": _LOCAL} | dict(settings or {})
+        self._settings = dict.fromkeys(_FREE_PORTS, "0") | {"kvcm.service.bind_host": LOCAL} | dict(settings or {})
         self._python = python
         self._ready_s = ready_s
         self._folder = tempfile.TemporaryDirectory(prefix="kvcm-process-")
@@ -51,27 +50,6 @@ class ManagerProcess:
         self._config_file.write_text(config, encoding="utf-8")
         self.process: subprocess.Popen[bytes] | None = None
         self.endpoint = Endpoint()
-
-    @property
-    def meta_address(self) -> str:
-        return f"{_LOCAL}:{self.endpoint.meta_rpc_port}"
-
-    @property
-    def admin_address(self) -> str:
-        return f"{_LOCAL}:{self.endpoint.admin_rpc_port}"
-
-    @property
-    def http_url(self) -> str:
-        return f"http://{_LOCAL}:{self.endpoint.meta_http_port}"
-
-    @property
-    def admin_http_url(self) -> str:
-        return f"http://{_LOCAL}:{self.endpoint.admin_http_port}"
-
-    @property
-    def debug_http_url(self) -> str:
-        """Served only with `kvcm.service.enable_debug_service=true`."""
-        return f"http://{_LOCAL}:{self.endpoint.meta_http_port + DEBUG_PORT_OFFSET}"
 
     @property
     def pid(self) -> int:

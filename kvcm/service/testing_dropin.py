@@ -28,11 +28,11 @@ from types import TracebackType
 from kvcm.common.errors import NotReady
 from kvcm.config.settings_checks import DEBUG_PORT_OFFSET
 from kvcm.service.cluster import Endpoint
+from kvcm.service.local_addresses import LOCAL, LocalAddresses
 from kvcm.service.testing_wire import HttpWire
 
 PROGRAM = "kv_cache_manager_bin"
 READY_S = 30.0
-_LOCAL = "127.0.0.1"
 _SHELL_S = 60.0
 _POLL_S = 0.01
 _FIRST_PORT, _LAST_PORT = 10_000, 19_999
@@ -77,7 +77,7 @@ def command_lines() -> list[tuple[int, str]]:
     return found
 
 
-class DropIn:
+class DropIn(LocalAddresses):
     """Raises NotReady with the end of what was written when the shell command fails or the manager does not serve within READY_S.
 
     `settings` become `--env` arguments after the harness's own, `arguments` come after them as they are. Every start draws new ports, and Meta and Admin
@@ -99,26 +99,6 @@ class DropIn:
     def workdir(self) -> Path:
         """Where the manager runs; also holds `stdout` and `stderr`."""
         return Path(self._folder.name)
-
-    @property
-    def meta_address(self) -> str:
-        return f"{_LOCAL}:{self.endpoint.meta_rpc_port}"
-
-    @property
-    def admin_address(self) -> str:
-        return f"{_LOCAL}:{self.endpoint.admin_rpc_port}"
-
-    @property
-    def http_url(self) -> str:
-        return f"http://{_LOCAL}:{self.endpoint.meta_http_port}"
-
-    @property
-    def admin_http_url(self) -> str:
-        return f"http://{_LOCAL}:{self.endpoint.admin_http_port}"
-
-    @property
-    def debug_http_url(self) -> str:
-        return f"http://{_LOCAL}:{self.endpoint.meta_http_port + DEBUG_PORT_OFFSET}"
 
     @property
     def pid(self) -> int:
@@ -167,7 +147,7 @@ class DropIn:
     def start(self) -> None:
         """Also after `stop` or `kill`, with the same settings."""
         ports = consecutive_ports()
-        self.endpoint = Endpoint(host=_LOCAL, meta_rpc_port=ports[0], meta_http_port=ports[1], admin_rpc_port=ports[0], admin_http_port=ports[3])
+        self.endpoint = Endpoint(host=LOCAL, meta_rpc_port=ports[0], meta_http_port=ports[1], admin_rpc_port=ports[0], admin_http_port=ports[3])
         began = time.monotonic()
         with _adopting_orphans():
             code = self._run_shell(ports)
