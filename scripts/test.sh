@@ -28,20 +28,34 @@ if [ -z "${KVCM_E2E_KUBECONFIG:-}" ]; then
   fi
 fi
 
+# A run that was killed prints nothing itself. 137 is SIGKILL: look at the memory that was left.
+say_how_it_ended() {
+  if [ "$2" -gt 128 ]; then
+    echo "$1 was ended by signal $(( $2 - 128 )) before it could say more"
+    grep -E '^Mem(Total|Available)' /proc/meminfo || true
+    dmesg 2>/dev/null | grep -iE 'out of memory|oom-kill' | tail -3 || true
+  else
+    echo "$1 ended with code $2"
+  fi
+}
+
 stories=$(mktemp)
 set -m  # or it would ignore the signal that makes it clean up
 timeout --signal=INT --kill-after=120 "$longest" "$python" -m pytest e2e "$@" >"$stories" 2>&1 &
 pid=$!
 set +m
 # However this ends, the stories take their cluster down.
-trap 'kill -INT "$pid" 2>/dev/null && wait "$pid"; rm -f "$stories"' EXIT
+trap '[ -z "$pid" ] || { kill -INT "$pid" 2>/dev/null && wait "$pid"; }; rm -f "$stories"' EXIT
 
 status=0
 "$python" -m pytest tests "$@" || status=$?
+say_how_it_ended "pytest tests" "$status"
 echo "the stories on Kubernetes go on; what they say follows when they have ended"
 other=0
 wait "$pid" || other=$?
+pid=  # the number may soon be somebody else's
 cat "$stories"
+say_how_it_ended "pytest e2e" "$other"
 
 if [ $# -gt 0 ]; then
   if [ "$status" = "$none_selected" ]; then status=0; fi

@@ -22,9 +22,10 @@ from e2e.cluster.handle import Cluster
 from e2e.support.bodies import MANAGER_NAME
 from e2e.support.kube import OURS, Json, Kube
 from kvcm.client.admin_client import AdminClient
+from kvcm.common.testing_ports import free_port
 from kvcm.config.model import InstanceGroup
 from kvcm.data_storage.model import Storage
-from kvcm.service.testing import ManagerProcess, free_port
+from kvcm.service.testing import ManagerProcess
 
 T = TypeVar("T")
 

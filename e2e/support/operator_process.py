@@ -16,7 +16,7 @@ from types import TracebackType
 from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.cluster.errors import BedError
-from kvcm.service.testing import free_port
+from kvcm.common.testing_ports import free_port
 
 NAMESPACE = "kvcm-system"
 _START_S = 40.0

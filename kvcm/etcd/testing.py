@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -19,22 +18,12 @@ from typing import Final
 
 import grpc
 
+from kvcm.common.testing_ports import free_ports
+
 PROGRAM: Final = shutil.which("etcd") or ""
 _LOCAL: Final = "127.0.0.1"
 _READY_S: Final = 20.0
 _POLL_S: Final = 0.02
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind((_LOCAL, 0))
-        return [int(sock.getsockname()[1]) for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
 
 
 @dataclass(frozen=True, slots=True)

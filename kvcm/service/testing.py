@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,13 +21,6 @@ from kvcm.service.server import ManagerServer
 
 _POLL_S = 0.01
 _FREE_PORTS = ("kvcm.service.rpc_port", "kvcm.service.http_port", "kvcm.service.admin_rpc_port", "kvcm.service.admin_http_port")
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as sock:
-        sock.bind((LOCAL, 0))
-        return int(sock.getsockname()[1])
 
 
 class ManagerProcess(LocalAddresses):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import random
 import shlex
 import shutil
 import signal
@@ -21,11 +20,12 @@ import tempfile
 import time
 import urllib.error
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 from kvcm.common.errors import NotReady
+from kvcm.common.testing_ports import ports_in_a_row
 from kvcm.config.settings_checks import DEBUG_PORT_OFFSET
 from kvcm.service.cluster import Endpoint
 from kvcm.service.local_addresses import LOCAL, LocalAddresses
@@ -35,23 +35,7 @@ PROGRAM = "kv_cache_manager_bin"
 READY_S = 30.0
 _SHELL_S = 60.0
 _POLL_S = 0.01
-_FIRST_PORT, _LAST_PORT = 10_000, 19_999
 _PR_SET_CHILD_SUBREAPER = 36
-
-
-def consecutive_ports(count: int = 4) -> list[int]:
-    """Ports in a row that were free a moment ago, with room for the debug port above the second."""
-    for _ in range(200):
-        first = random.randrange(_FIRST_PORT, _LAST_PORT - count)
-        ports = [*range(first, first + count), first + 1 + DEBUG_PORT_OFFSET]
-        with ExitStack() as taken:
-            try:
-                for port in ports:
-                    taken.enter_context(socket.socket()).bind(("", port))
-            except OSError:
-                continue
-        return ports[:count]
-    raise NotReady(f"No {count} free ports in a row were found.")
 
 
 def script() -> Path:
@@ -146,7 +130,7 @@ class DropIn(LocalAddresses):
 
     def start(self) -> None:
         """Also after `stop` or `kill`, with the same settings."""
-        ports = consecutive_ports()
+        ports = ports_in_a_row(4, also=DEBUG_PORT_OFFSET)
         self.endpoint = Endpoint(host=LOCAL, meta_rpc_port=ports[0], meta_http_port=ports[1], admin_rpc_port=ports[0], admin_http_port=ports[3])
         began = time.monotonic()
         with _adopting_orphans():

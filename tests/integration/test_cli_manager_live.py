@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from kvcm.cli import main as cli
-from kvcm.service.testing import ManagerProcess, free_port
+from kvcm.common.testing_ports import free_port
+from kvcm.service.testing import ManagerProcess
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,8 @@ import pytest
 
 from kvcm.client import AdminClient, ClientSecurity, KvCacheManagerClient
 from kvcm.client.errors import AccessDenied, RpcFailed, ServiceDuplicate, ServiceInstanceUnknown, ServiceInvalidArgument, ServiceNotLeader
-from kvcm.service.testing import ManagerProcess, free_port
+from kvcm.common.testing_ports import free_port
+from kvcm.service.testing import ManagerProcess
 from kvcm.service.tls.testing import Authority
 
 pytestmark = pytest.mark.integration

@@ -22,9 +22,10 @@ from kvcm.client import AdminClient, AsyncMetaClient, ClientConfig, KvCacheManag
 from kvcm.client.admin_types import NodeRole
 from kvcm.client.errors import ClientError
 from kvcm.common.errors import KvcmError, NotReady, OutcomeUnknown
+from kvcm.common.testing_ports import free_port
 from kvcm.config.persisted import group_to_dict, storage_to_dict
 from kvcm.config.startup import default_group, default_storage
-from kvcm.service.testing import ManagerProcess, free_port
+from kvcm.service.testing import ManagerProcess
 
 pytestmark = pytest.mark.integration
 

@@ -16,7 +16,8 @@ import pytest
 from kvcm.common.clock import SystemClock
 from kvcm.common.errors import StorageError
 from kvcm.common.redis.connection import pack
-from kvcm.common.redis.testing import RedisServer, free_port, redis_binary
+from kvcm.common.redis.testing import RedisServer, redis_binary
+from kvcm.common.testing_ports import free_port
 from kvcm.coordination.open import open_coordinator
 from kvcm.coordination.port import Leader
 

@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 
 from kvcm.common.errors import OutcomeUnknown
+from kvcm.common.testing_ports import free_ports
 from kvcm.etcd.client import EtcdClient
 from kvcm.etcd.errors import Compacted, EtcdRefused, EtcdUnavailable, LeaseGone, RequestTooLarge
 from kvcm.etcd.model import Compare, Delete, Event, EventKind, Get, Put, prefix_end
-from kvcm.etcd.testing import PROGRAM, EtcdServer, free_ports
+from kvcm.etcd.testing import PROGRAM, EtcdServer
 from kvcm.etcd.testing_proxy import TcpProxy
 from kvcm.etcd.uri import EtcdConfig, parse_etcd_uri
 from kvcm.etcd.watch import Watch

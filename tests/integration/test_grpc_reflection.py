@@ -11,10 +11,11 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_reflection.v1alpha import reflection_pb2 as wire
 
+from kvcm.common.testing_ports import free_port
 from kvcm.protocol import admin_service_pb2, meta_service_pb2
 from kvcm.service.grpc import reflection as module
 from kvcm.service.grpc.reflection import NAMES, Reflection
-from kvcm.service.testing import InProcessManager, free_port
+from kvcm.service.testing import InProcessManager
 
 pytestmark = pytest.mark.integration
 META, ADMIN = "kv_cache_manager.proto.meta.MetaService", "kv_cache_manager.proto.admin.AdminService"

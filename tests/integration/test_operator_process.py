@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ import pytest
 import yaml
 
 from kvcm.common.clock import SystemClock
+from kvcm.common.testing_ports import free_port
 from kvcm_operator.subject import Subject
 from kvcm_operator.testing import FakeKube
 from kvcm_operator.testing_house import storage
@@ -27,12 +27,6 @@ FAST = Ref(STORAGE, "default", "fast")
 LEASE = Ref("Lease", "default", "kvcm-operator")
 OPERATOR = Path(__file__).parents[2] / "operator"
 LIMIT_S = 40.0
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @asynccontextmanager

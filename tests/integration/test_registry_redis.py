@@ -11,7 +11,8 @@ import pytest
 
 from kvcm.common.clock import FakeClock
 from kvcm.common.errors import InvalidArgument, OutcomeUnknown, StorageError, Unsupported
-from kvcm.common.redis.testing import Network, RedisServer, free_port, redis_binary
+from kvcm.common.redis.testing import Network, RedisServer, redis_binary
+from kvcm.common.testing_ports import free_port
 from kvcm.config.errors import FencedOut
 from kvcm.config.registry import Registry
 from kvcm.config.startup import default_group, default_storage

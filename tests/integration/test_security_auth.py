@@ -15,6 +15,7 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kvcm.common.testing_ports import free_port
 from kvcm.config.passwords import Cost, PasswordHasher
 from kvcm.protocol import admin_service_pb2 as admin
 from kvcm.protocol import debug_service_pb2 as debug
@@ -22,7 +23,7 @@ from kvcm.protocol import meta_service_pb2 as meta
 from kvcm.service import server as server_module
 from kvcm.service.http.body import MAX_BODY_BYTES
 from kvcm.service.server import ManagerServer
-from kvcm.service.testing import InProcessManager, free_port
+from kvcm.service.testing import InProcessManager
 
 pytestmark = pytest.mark.integration
 

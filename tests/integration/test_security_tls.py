@@ -15,12 +15,13 @@ import pytest
 import uvloop
 
 from kvcm.common.errors import KvcmError
+from kvcm.common.testing_ports import free_port
 from kvcm.config.errors import SettingsError
 from kvcm.protocol import admin_service_pb2 as admin
 from kvcm.protocol import meta_service_pb2 as meta
 from kvcm.service.http import listener as listener_module
 from kvcm.service.server import ManagerServer
-from kvcm.service.testing import InProcessManager, free_port
+from kvcm.service.testing import InProcessManager
 from kvcm.service.tls.testing import DAY, Authority, Pair
 
 pytestmark = pytest.mark.integration

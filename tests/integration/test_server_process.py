@@ -23,13 +23,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvcm.common.testing_ports import free_port
 from kvcm.protocol import admin_service_pb2 as admin
 from kvcm.protocol import meta_service_pb2 as meta
 from kvcm.protocol.admin_service_pb2_grpc import AdminServiceStub
 from kvcm.protocol.json_codec import message_to_plain
 from kvcm.protocol.meta_service_pb2_grpc import MetaServiceStub
 from kvcm.service.embedded import EmbeddedManager
-from kvcm.service.testing import InProcessManager, ManagerProcess, free_port
+from kvcm.service.testing import InProcessManager, ManagerProcess
 
 pytestmark = pytest.mark.integration
 

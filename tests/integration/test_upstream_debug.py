@@ -12,7 +12,8 @@ import grpc
 import pytest
 
 from kvcm.common.errors import NotReady
-from kvcm.service.testing import ManagerProcess, free_port
+from kvcm.common.testing_ports import free_port
+from kvcm.service.testing import ManagerProcess
 from kvcm.service.testing_wire import ADMIN, DEBUG, META, GrpcWire, HttpWire, Wire, code, message
 
 pytestmark = pytest.mark.integration

@@ -13,9 +13,10 @@ from typing import Any
 import grpc
 import pytest
 
+from kvcm.common.testing_ports import free_port
 from kvcm.protocol import admin_service_pb2 as admin
 from kvcm.service.rpc import MAX_TRACE_ID_CHARS
-from kvcm.service.testing import ManagerProcess, free_port
+from kvcm.service.testing import ManagerProcess
 from kvcm.service.testing_fuzz_calls import calls_of
 
 pytestmark = pytest.mark.integration

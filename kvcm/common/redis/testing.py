@@ -17,6 +17,7 @@ from typing import Any
 import hiredis
 
 from kvcm.common.redis.connection import Arg, pack
+from kvcm.common.testing_ports import free_port
 
 _START_S = 20.0
 _POLL_S = 0.01
@@ -25,12 +26,6 @@ _POLL_S = 0.01
 def redis_binary() -> str | None:
     """`redis-server` of this machine (REDIS_SERVER_BIN or the path); None when it has none."""
     return os.environ.get("REDIS_SERVER_BIN") or shutil.which("redis-server")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class RedisServer:
