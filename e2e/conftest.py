@@ -30,3 +30,9 @@ __all__ = [
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "e2e: needs a Kubernetes API server; the test bed starts one where the machine allows")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "e2e" in item.path.parts:  # the first one may have to build a Kubernetes
+            item.add_marker(pytest.mark.timeout(1800))
