@@ -140,6 +140,15 @@ class ManagerLeader(StatusModel):
     since: Annotated[str, StringConstraints(max_length=64)] | None = Field(default=None, description="When this leader was first seen.")
 
 
+class ManagerHandover(StatusModel):
+    """A leader that was asked to step down because its pod is to be replaced or stopped. Only paces the next time; nothing is lost with it."""
+
+    pod: Annotated[str, StringConstraints(max_length=253)] | None = Field(default=None, description="Pod of the leader that was asked.")
+    epoch: int | None = Field(default=None, ge=0, description="Of its leadership when it was asked.")
+    asked_at: Annotated[str, StringConstraints(max_length=64)] | None = Field(default=None, description="When it was asked.")
+    attempts: int | None = Field(default=None, ge=0, description="How often a leader has been asked since the last time that all was well.")
+
+
 class ManagerEndpoints(StatusModel):
     """Addresses within the cluster, as host:port."""
 
@@ -162,11 +171,13 @@ class KVCacheManagerStatus(ResourceStatus):
 
     replicas: int | None = Field(default=None, ge=0, description="Pods that exist.")
     ready_replicas: int | None = Field(default=None, ge=0, description="Pods that are ready.")
+    updated_replicas: int | None = Field(default=None, ge=0, description="Pods that have the newest settings, image and volumes.")
     selector: Annotated[str, StringConstraints(max_length=1024)] | None = Field(default=None, description="Selects the pods, for scaling tools.")
     version: Annotated[str, StringConstraints(max_length=512)] | None = Field(
         default=None, description="Image of the pods; unset while they have different ones."
     )
     leader: ManagerLeader | None = Field(default=None, description="Who leads.")
+    handover: ManagerHandover | None = Field(default=None, description="The leader that was asked to step down, while another one is waited for.")
     endpoints: ManagerEndpoints | None = Field(default=None, description="Addresses within the cluster.")
     counts: ManagerCounts | None = Field(default=None, description="What the manager holds.")
 

@@ -101,9 +101,10 @@ def test_reasons_and_types_are_documented_and_fit_for_tools() -> None:
 
 # Tools match on these: a reason may be added here, never renamed or taken away.
 PUBLISHED = (
-    "AdoptionRefused ClusterRefused Complete Deleting DriftCorrected Idle InSync InUse InvalidSpec KindConflict ManagerNotFound ManagerNotReady "
-    "ManagerScaledToZero NameConflict NoLeader NotStalled ObjectConflict Paused PodsStarting Ready Reconciling RollingOut RootNotVerified ScaledToZero "
-    "SecretNotFound ServerRefused ServerUnreachable Serving StorageNotRegistered StorageUnavailable Unsupported VolumeConflict VolumePending"
+    "AdoptionRefused ClusterRefused Complete Deleting DriftCorrected HandingOver HandoverFailed Idle InSync InUse InvalidSpec KindConflict "
+    "ManagerNotFound ManagerNotReady ManagerScaledToZero NameConflict NoLeader NotStalled ObjectConflict Paused PodsStarting Ready Reconciling "
+    "RollOutHalted RollingOut RootNotVerified ScaledToZero ScalingDown SecretNotFound ServerRefused ServerUnreachable Serving StorageNotRegistered "
+    "StorageUnavailable Unsupported VolumeConflict VolumePending"
 )
 
 
