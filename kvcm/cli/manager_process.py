@@ -118,6 +118,10 @@ def _check_what_settings_name(settings: Settings) -> None:
             parse_etcd_uri(uri)
         else:
             make(uri)
+    if settings.meta_redis_uri:
+        from kvcm.meta.open_backend import parse_metadata_uri
+
+        parse_metadata_uri(settings.meta_redis_uri)
 
 
 def _logger_config(start: Start) -> LoggerConfig | None:

@@ -35,6 +35,8 @@ class Settings:
     write_session_keep_after_bad_mask: bool = field(default=True, metadata=_key("kvcm.write_session.keep_after_bad_mask"))
     coordination_uri: str = field(default="", metadata=_key("kvcm.coordination.uri"), repr=False)
     distributed_lock_uri: str = field(default="", metadata=_key("kvcm.distributed_lock.uri"), repr=False)
+    # Our own: where groups keep block metadata whose configuration asks for Redis and does not say which.
+    meta_redis_uri: str = field(default="", metadata=_key("kvcm.meta.redis_uri"), repr=False)
     leader_elector_node_id: str = field(default="", metadata=_key("kvcm.leader_elector.node_id"))
     leader_elector_lease_ms: int = field(default=10_000, metadata=_key("kvcm.leader_elector.lease_ms"))
     leader_elector_loop_interval_ms: int = field(default=100, metadata=_key("kvcm.leader_elector.loop_interval_ms"))

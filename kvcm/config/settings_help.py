@@ -15,6 +15,8 @@ MEANINGS: Final[dict[str, str]] = {
     "kvcm.coordination.uri": "Where managers agree on a leader: empty is one alone, file://FOLDER one machine; redis://HOST:PORT/?cluster_name=NAME; "
     "or etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/PREFIX?tls=true&ca=FILE&cert=FILE&key=FILE (docs/high-availability.md).",
     "kvcm.distributed_lock.uri": "Old name of kvcm.coordination.uri, used while that one is empty.",
+    "kvcm.meta.redis_uri": "Redis of the groups whose metadata storage_type is redis or async_redis without a storage_uri; empty is none "
+    "(docs/metadata-in-redis.md).",
     "kvcm.leader_elector.node_id": "Name of this node; empty makes one from host, admin HTTP port and random characters.",
     "kvcm.leader_elector.lease_ms": "How long a leader leads without renewing, in milliseconds.",
     "kvcm.leader_elector.loop_interval_ms": "How often the elector looks, in milliseconds; at most a tenth of the lease.",

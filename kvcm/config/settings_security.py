@@ -18,7 +18,7 @@ CLIENT_AUTH_NONE = "none"
 CLIENT_AUTH_REQUIRE = "require"
 MIN_RELOAD_MS = 100
 _TOKEN_KEY = "kvcm.service.admin_auth_token"
-_URI_KEYS = ("kvcm.registry_storage.uri", "kvcm.coordination.uri", "kvcm.distributed_lock.uri")
+_URI_KEYS = ("kvcm.registry_storage.uri", "kvcm.coordination.uri", "kvcm.distributed_lock.uri", "kvcm.meta.redis_uri")
 
 
 def check_security(settings: Settings) -> list[str]:

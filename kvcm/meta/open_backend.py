@@ -31,6 +31,13 @@ class MetadataStores:
 
     pool: BlockingPool
     redis: RedisContext = field(default_factory=lambda: RedisContext(SystemClock()))
+    redis_uri: str = field(default="", repr=False)
+    """`kvcm.meta.redis_uri`: for configurations that ask for Redis and name none, so that no password has to stand in a group."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgument."""
+        if self.redis_uri:
+            parse_metadata_uri(self.redis_uri)
 
     def open(self, config: MetaBackendConfig, instance_id: str, records: RecordCodec) -> MetadataBackend:
         """The backend named by the configuration, not opened yet. Raises InvalidArgument."""
@@ -52,7 +59,7 @@ class MetadataStores:
         return (backend, store.changes) if store.changes.max_entries else None
 
     def _open_redis(self, config: MetaBackendConfig, instance_id: str, records: RecordCodec) -> tuple[MetadataBackend, RedisBackend]:
-        target = _target(config)
+        target = self._target(config)
         layout = target.params.get("redis_layout", "hash")
         if layout not in ("hash", "legacy"):
             raise InvalidArgument("the parameter redis_layout of a storage_uri is 'hash' or 'legacy'")
@@ -65,17 +72,26 @@ class MetadataStores:
         """Ids of the instances that the configured store holds records of, without the stores in use, (configuration, instance id). None for stores in
         memory. Raises InvalidArgument, StorageError."""
         if config.storage_type in _KINDS:
-            target = _target(config)
-            ids = [instance_id for other, instance_id in in_use if other.storage_type in _KINDS and same_store(_target(other), target)]
+            target = self._target(config)
+            ids = [instance_id for other, instance_id in in_use if other.storage_type in _KINDS and same_store(self._target(other), target)]
             return await self.redis.stored_instances(target, ids)
         if not _is_file(config):
             return []
         used = [(other.storage_uri, instance_id) for other, instance_id in in_use if _is_file(other)]
         return await FileBackend.stored_instances(config.storage_uri, used, self.pool)
 
+    def _target(self, config: MetaBackendConfig) -> RedisTarget:
+        uri = config.storage_uri or self.redis_uri
+        if not uri:
+            raise InvalidArgument(
+                f"a metadata backend '{config.storage_type}' without a storage_uri is for managers that have a Redis of their own for it (kvcm.meta.redis_uri)"
+            )
+        return parse_metadata_uri(uri)
 
-def _target(config: MetaBackendConfig) -> RedisTarget:
-    return parse_target(config.storage_uri, _KNOWN)
+
+def parse_metadata_uri(uri: str) -> RedisTarget:
+    """A Redis URI with the parameters that metadata knows. Raises InvalidArgument."""
+    return parse_target(uri, _KNOWN)
 
 
 def _is_behind(config: MetaBackendConfig, target: RedisTarget) -> bool:

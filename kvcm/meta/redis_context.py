@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kvcm.common.clock import Clock
 from kvcm.common.errors import OutcomeUnknown, StorageError
@@ -108,5 +108,5 @@ def same_store(one: RedisTarget, other: RedisTarget) -> bool:
     return _place(one) == _place(other)
 
 
-def _place(target: RedisTarget) -> RedisTarget:
-    return replace(target, user="", password="", cluster_name="", timeout_ms=1, tls_ca_file="", tls_cert_file="", tls_key_file="", params={})
+def _place(target: RedisTarget) -> tuple[object, ...]:
+    return target.addresses, target.master, target.db, target.tls

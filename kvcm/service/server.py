@@ -153,7 +153,7 @@ class ManagerServer:
         records = RecordCodec(codec, storages.slot_of)
 
         redis = RedisContext(clock, cluster_name(settings.registry_storage_uri))
-        stores = MetadataStores(pool, redis)
+        stores = MetadataStores(pool, redis, settings.meta_redis_uri)
 
         def metadata(config: MetaBackendConfig, instance_id: str) -> MetadataBackend:
             return stores.open(config, instance_id, records)

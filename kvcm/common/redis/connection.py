@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from kvcm.common.errors import StorageError, Unsupported
+from kvcm.common.redis.login import credentials
 from kvcm.common.redis.target import Address, RedisTarget
 
 try:
@@ -186,8 +187,9 @@ async def _dial(target: RedisTarget, address: Address) -> RedisConnection:
 
 async def _log_in(connection: RedisConnection, target: RedisTarget, name: str) -> None:
     commands: list[bytes] = []
-    if target.password:
-        commands.append(pack("AUTH", target.user, target.password) if target.user else pack("AUTH", target.password))
+    user, password = await credentials(target)
+    if password:
+        commands.append(pack("AUTH", user, password) if user else pack("AUTH", password))
     commands += (pack("SELECT", target.db), pack("CLIENT", "SETNAME", name), pack("ROLE"), pack("CLUSTER", "INFO"))
     replies = await connection.send(b"".join(commands), len(commands), target.timeout_s)
     *login, selected, _, role, cluster = replies

@@ -3,8 +3,9 @@
     redis://[[user:]password@]host:port/?auth=..&db=..&cluster_name=..&timeout_ms=..        rediss:// is the same over TLS
     redis+sentinel://[[user:]password@]host:port[,host:port...]/<master name>?...
 
-Nothing is percent-decoded, as upstream. A parameter that nobody knows is refused: it would be ignored otherwise (design D10). Messages never repeat the
-URI, which may hold a password.
+`username_file` and `password_file` name files instead of a login; they are read for each connection, so that a rotated Secret counts without a restart (ours,
+not upstream's). Nothing is percent-decoded, as upstream. A parameter that nobody knows is refused: it would be ignored otherwise (design D10). Messages never
+repeat the URI, which may hold a password.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _MAX_CHARS = 4096
 _MAX_TIMEOUT_MS = 600_000
 _COMMON = frozenset(
     {"auth", "db", "cluster_name", "timeout_ms", "client_max_pool_size", "client_min_pool_size", "tls_ca_file", "tls_cert_file", "tls_key_file"}
+    | {"username_file", "password_file"}
 )
 _SCHEMES = ("redis", "rediss", "redis+sentinel")
 
@@ -42,6 +44,8 @@ class RedisTarget:
     tls_ca_file: str = ""
     tls_cert_file: str = ""
     tls_key_file: str = ""
+    username_file: str = ""
+    password_file: str = field(default="", repr=False)
     params: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -81,6 +85,10 @@ def parse_target(uri: str, known: Collection[str] = ()) -> RedisTarget:
     addresses = tuple(_address(item, SENTINEL_PORT if sentinel else DEFAULT_PORT) for item in hosts.split(","))
     if len(addresses) > 1 and not sentinel:
         raise InvalidArgument("a Redis URI names one host; several hosts are for sentinels (redis+sentinel://)")
+    if params.get("username_file") and not params.get("password_file"):
+        raise InvalidArgument("a Redis URI with username_file needs password_file too")
+    if params.get("password_file") and (at or "auth" in params):
+        raise InvalidArgument("a Redis URI has a password in it or names a file with it, not both")
     return RedisTarget(
         addresses=addresses,
         master=path if sentinel else "",
@@ -93,6 +101,8 @@ def parse_target(uri: str, known: Collection[str] = ()) -> RedisTarget:
         tls_ca_file=params.get("tls_ca_file", ""),
         tls_cert_file=params.get("tls_cert_file", ""),
         tls_key_file=params.get("tls_key_file", ""),
+        username_file=params.get("username_file", ""),
+        password_file=params.get("password_file", ""),
         params={key: value for key, value in params.items() if key not in _COMMON},
     )
 
