@@ -103,17 +103,17 @@ class RedisChanges:
         last = state.get(b"last-entry")
         if not last:
             raise LostTrack("nobody has told of changes yet")
-        entry = _entry(last, state.get(b"entries-added", -1))
+        entry = entry_of(last, state.get(b"entries-added", -1))
         if entry.fence != fence_of(token if isinstance(token, bytes) else None):
             raise LostTrack("the leader does not tell its changes")
         return entry
 
     async def changes_after(self, after: Position, limit: int) -> Page:
         found, info = await self._ask(pack("XRANGE", self._stream, after.entry, "+", "COUNT", limit + 1), pack("XINFO", "STREAM", self._stream))
-        if not isinstance(found, list) or not found or found[0][0] != after.entry or _entry(found[0], 0).position.mark != after.mark:
+        if not isinstance(found, list) or not found or found[0][0] != after.entry or entry_of(found[0], 0).position.mark != after.mark:
             raise LostTrack("the store has dropped changes that were not read yet")
         number = after.number
-        entries = [_entry(raw, number + at if number >= 0 else -1) for at, raw in enumerate(found[1:], 1)]
+        entries = [entry_of(raw, number + at if number >= 0 else -1) for at, raw in enumerate(found[1:], 1)]
         state = _state(info)
         last = entries[-1].position if entries else after
         newest = state.get(b"last-generated-id", last.entry)
@@ -151,8 +151,8 @@ def _state(info: object) -> dict[bytes, Any]:
     return dict(zip(info[::2], info[1::2], strict=True)) if isinstance(info, list) else {}
 
 
-def _entry(raw: Any, number: int) -> Entry:
-    """Raises LostTrack: what cannot be read may name any block."""
+def entry_of(raw: Any, number: int) -> Entry:
+    """One entry of a stream, as Redis gives it. Raises LostTrack: what cannot be read may name any block."""
     try:
         identity, flat = raw
         fields = dict(zip(flat[::2], flat[1::2], strict=True))

@@ -62,20 +62,20 @@ class RedisContext:
         """Called when a change was refused because a newer leader has taken over: this process must step down."""
         self._cluster_name = cluster_name
 
-    def _list_key(self, target: RedisTarget) -> str:
-        """Empty when the cluster has no name: then nobody could tell its instances from those of others in the same Redis."""
+    def list_key(self, target: RedisTarget) -> str:
+        """Of the set of this cluster's instances. Empty when it has no name: nobody could tell its instances from those of others in the same Redis."""
         name = target.cluster_name or self._cluster_name
         return f"kvcm:{name}:instances" if name else ""
 
     async def remember(self, redis: FencedRedis, target: RedisTarget, instance_id: str) -> None:
         """List the instance as this cluster's. Raises StorageError."""
-        key = self._list_key(target)
+        key = self.list_key(target)
         if key:
             await ask(await redis.connection(), [pack("SADD", key, instance_id)], target.timeout_s)
 
     async def stored_instances(self, target: RedisTarget, in_use: Collection[str]) -> list[str]:
         """Instances of this cluster that are not in use and still have blocks. Raises StorageError."""
-        key = self._list_key(target)
+        key = self.list_key(target)
         if not key:
             return []
         connection = await connect(target, "kvcm-leftovers")

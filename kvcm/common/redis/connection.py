@@ -3,7 +3,7 @@
 Dangers:
 - a command whose reply does not come: each send has a deadline, and when one passes the whole connection is cut. What was under way has an unknown outcome
   then, and the next connection begins by making sure that none of it lands any more (see `fenced`).
-- the wrong server: a replica or a Redis Cluster is recognised when the connection is made, not by the first write.
+- the wrong server: a replica, or a Redis Cluster where a single Redis is wanted, is recognised when the connection is made, not by the first write.
 - secrets: the password is in no message and no log line.
 """
 
@@ -13,6 +13,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from kvcm.common.errors import StorageError, Unsupported
@@ -157,9 +158,18 @@ async def connect(target: RedisTarget, name: str) -> RedisConnection:
 
     Raises StorageError or Unsupported within the target's time-out.
     """
+    return await _connected(target, None, name)
+
+
+async def connect_node(target: RedisTarget, address: Address, name: str) -> RedisConnection:
+    """The same to one node of a Redis Cluster, master or not: a replica sends whoever asks it for a key to its master."""
+    return await _connected(replace(target, addresses=(address,)), address, name)
+
+
+async def _connected(target: RedisTarget, node: Address | None, name: str) -> RedisConnection:
     try:
         async with asyncio.timeout(target.timeout_s):
-            address = await _master_of(target) if target.master else target.addresses[0]
+            address = node or (await _master_of(target) if target.master else target.addresses[0])
             return await _connect(target, address, name)
     except TimeoutError:
         raise StorageError(f"Redis at {target.shown} does not answer within {target.timeout_ms} ms") from None
@@ -195,10 +205,15 @@ async def _log_in(connection: RedisConnection, target: RedisTarget, name: str) -
     *login, selected, _, role, cluster = replies
     if error := next((reply for reply in (*login, selected) if error_word(reply)), None):
         raise RedisRefused(f"Redis at {target.shown} refused the login or the database: {error_word(error)}", error_word(error))
-    if isinstance(cluster, bytes):
-        raise Unsupported(f"Redis at {target.shown} is a Redis Cluster, which this version cannot use: give a single Redis or sentinels (redis+sentinel://)")
+    if isinstance(cluster, bytes) and not target.cluster:
+        raise Unsupported(
+            f"Redis at {target.shown} is a Redis Cluster: only block metadata can be kept there, by redis-cluster://; everything else needs etcd, "
+            "a single Redis or sentinels (redis+sentinel://)"
+        )
+    if target.cluster and not isinstance(cluster, bytes):
+        raise Unsupported(f"Redis at {target.shown} is no Redis Cluster, or this user may not ask it: give it as redis://, or allow the user CLUSTER")
     # A user without the right to ask ROLE gets an error here, and a replica then refuses the first write.
-    if isinstance(role, list) and role and role[0] != b"master":
+    if not target.cluster and isinstance(role, list) and role and role[0] != b"master":
         raise StorageError(f"Redis at {target.shown} is a {bytes(role[0]).decode('ascii', 'replace')}, not a master")
 
 

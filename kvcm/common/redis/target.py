@@ -2,6 +2,7 @@
 
     redis://[[user:]password@]host:port/?auth=..&db=..&cluster_name=..&timeout_ms=..        rediss:// is the same over TLS
     redis+sentinel://[[user:]password@]host:port[,host:port...]/<master name>?...
+    redis-cluster://[[user:]password@]host:port[,host:port...]/?...                         rediss-cluster:// is the same over TLS; for block metadata only
 
 `username_file` and `password_file` name files instead of a login; they are read for each connection, so that a rotated Secret counts without a restart (ours,
 not upstream's). Nothing is percent-decoded, as upstream. A parameter that nobody knows is refused: it would be ignored otherwise (design D10). Messages never
@@ -24,17 +25,19 @@ _COMMON = frozenset(
     {"auth", "db", "cluster_name", "timeout_ms", "client_max_pool_size", "client_min_pool_size", "tls_ca_file", "tls_cert_file", "tls_key_file"}
     | {"username_file", "password_file"}
 )
-_SCHEMES = ("redis", "rediss", "redis+sentinel")
+_CLUSTER_SCHEMES = ("redis-cluster", "rediss-cluster")
+_SCHEMES = ("redis", "rediss", "redis+sentinel", *_CLUSTER_SCHEMES)
 
 Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class RedisTarget:
-    """`addresses`: one Redis, or the sentinels when `master` is set. `params`: those that are not the connection's own."""
+    """`addresses`: one Redis, or the sentinels when `master` is set, or some nodes of a Redis Cluster. `params`: those that are not the connection's own."""
 
     addresses: tuple[Address, ...]
     master: str = ""
+    cluster: bool = False
     user: str = ""
     password: str = field(default="", repr=False)
     db: int = 0
@@ -52,6 +55,8 @@ class RedisTarget:
     def shown(self) -> str:
         """For logs and messages: no secrets."""
         where = ",".join(f"{host}:{port}" for host, port in self.addresses)
+        if self.cluster:
+            return f"the cluster of {where}"
         return f"master '{self.master}' of the sentinels {where}" if self.master else where
 
     @property
@@ -63,14 +68,16 @@ def is_redis_uri(uri: str) -> bool:
     return uri.partition("://")[0] in _SCHEMES
 
 
-def parse_target(uri: str, known: Collection[str] = ()) -> RedisTarget:
-    """`known`: further parameters that the caller understands. Raises InvalidArgument."""
+def parse_target(uri: str, known: Collection[str] = (), *, cluster: bool = False) -> RedisTarget:
+    """`known`: further parameters that the caller understands. `cluster`: whether it can use a Redis Cluster. Raises InvalidArgument."""
     if len(uri) > _MAX_CHARS or any(ord(char) < 33 for char in uri):
         raise InvalidArgument("a Redis URI may have at most 4096 characters, without blanks")
     scheme, separator, rest = uri.partition("://")
     if not separator or scheme not in _SCHEMES:
         raise InvalidArgument(f"a Redis URI begins with one of {', '.join(f'{name}://' for name in _SCHEMES)}")
-    sentinel = scheme == "redis+sentinel"
+    sentinel, clustered = scheme == "redis+sentinel", scheme in _CLUSTER_SCHEMES
+    if clustered and not cluster:
+        raise InvalidArgument("a Redis Cluster holds block metadata only; keep leadership and the registry in etcd, or in one Redis (redis://)")
     rest, _, query = rest.partition("?")
     login, at, place = rest.rpartition("@")
     hosts, _, path = place.partition("/")
@@ -83,21 +90,25 @@ def parse_target(uri: str, known: Collection[str] = ()) -> RedisTarget:
     if at and not colon:
         user, password = "", login
     addresses = tuple(_address(item, SENTINEL_PORT if sentinel else DEFAULT_PORT) for item in hosts.split(","))
-    if len(addresses) > 1 and not sentinel:
-        raise InvalidArgument("a Redis URI names one host; several hosts are for sentinels (redis+sentinel://)")
+    if len(addresses) > 1 and not (sentinel or clustered):
+        raise InvalidArgument("a Redis URI names one host; several hosts are for sentinels (redis+sentinel://) and for a Redis Cluster (redis-cluster://)")
     if params.get("username_file") and not params.get("password_file"):
         raise InvalidArgument("a Redis URI with username_file needs password_file too")
     if params.get("password_file") and (at or "auth" in params):
         raise InvalidArgument("a Redis URI has a password in it or names a file with it, not both")
+    db = number(params, "db", 0, 0, 1_000_000)
+    if db and clustered:
+        raise InvalidArgument("a Redis Cluster has one database, with the number 0")
     return RedisTarget(
         addresses=addresses,
         master=path if sentinel else "",
+        cluster=clustered,
         user=user,
         password=params.get("auth", password),
-        db=number(params, "db", 0, 0, 1_000_000),
+        db=db,
         cluster_name=params.get("cluster_name", ""),
         timeout_ms=number(params, "timeout_ms", DEFAULT_TIMEOUT_MS, 1, _MAX_TIMEOUT_MS),
-        tls=scheme == "rediss",
+        tls=scheme in ("rediss", "rediss-cluster"),
         tls_ca_file=params.get("tls_ca_file", ""),
         tls_cert_file=params.get("tls_cert_file", ""),
         tls_key_file=params.get("tls_key_file", ""),
