@@ -47,6 +47,8 @@ class Settings:
     service_admin_rpc_port: int = field(default=0, metadata=_key("kvcm.service.admin_rpc_port"))
     service_admin_http_port: int = field(default=0, metadata=_key("kvcm.service.admin_http_port"))
     service_enable_debug_service: bool = field(default=False, metadata=_key("kvcm.service.enable_debug_service"))
+    # Our own, for tests of what a crash leaves behind: kvcm/common/failpoints.py.
+    debug_fail_points: str = field(default="", metadata=_key("kvcm.debug.fail_points"))
     # Our own: GET /openapi.json and /docs on every HTTP listener, and reflection on every gRPC listener.
     service_http_docs: bool = field(default=True, metadata=_key("kvcm.service.http_docs"))
     service_grpc_reflection: bool = field(default=True, metadata=_key("kvcm.service.grpc_reflection"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
+from kvcm.common.errors import InvalidArgument
+from kvcm.common.failpoints import parse_fail_points
 from kvcm.config.settings_security import check_security
 from kvcm.config.settings_source import parse_buckets
 from kvcm.event.publishers import parse_publishers
@@ -32,6 +34,7 @@ def check_settings(settings: Settings, warnings: list[str]) -> list[str]:
         *_positive(settings),
         *_texts(settings),
         *_observing(settings, warnings),
+        *_debugging(settings, warnings),
         *check_security(settings),
     ]
 
@@ -132,6 +135,19 @@ def _texts(settings: Settings) -> list[str]:
     if len(settings.service_custom_info) > _MAX_CUSTOM_CHARS:
         problems.append(f"'kvcm.service.custom_info' must have at most {_MAX_CUSTOM_CHARS} characters: every GetClusterInfo sends it.")
     return problems
+
+
+def _debugging(settings: Settings, warnings: list[str]) -> list[str]:
+    if not settings.debug_fail_points:
+        return []
+    if not settings.service_enable_debug_service:
+        return ["'kvcm.debug.fail_points' makes a manager crash on purpose and needs 'kvcm.service.enable_debug_service=true'; leave it empty in production."]
+    try:
+        parse_fail_points(settings.debug_fail_points)
+    except InvalidArgument as error:
+        return [f"'kvcm.debug.fail_points': {error.message}."]
+    warnings.append("'kvcm.debug.fail_points' is set: this manager can be made to crash and to fail on purpose.")
+    return []
 
 
 def _is_host(text: str) -> bool:

@@ -26,6 +26,8 @@ MEANINGS: Final[dict[str, str]] = {
     "kvcm.service.admin_rpc_port": "gRPC port of the admin service; 0 or the meta port shares that one.",
     "kvcm.service.admin_http_port": "HTTP port of the admin service, metrics and health; 0 is any free port.",
     "kvcm.service.enable_debug_service": "Serve fault injection, at the HTTP port plus 3000 and beside the admin gRPC service.",
+    "kvcm.debug.fail_points": "Tests only, and only with the debug service: places at which this manager crashes or fails on purpose. "
+    "`on` arms none yet; else POINT/ACTION, with commas (docs/administration.md).",
     "kvcm.service.http_docs": "Serve the OpenAPI document and its page on the HTTP ports.",
     "kvcm.service.grpc_reflection": "Answer gRPC reflection, for tools such as grpcurl.",
     "kvcm.service.advertised_host": "Host that clients and other nodes reach this one under; empty is the address of the default route.",

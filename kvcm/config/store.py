@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 from kvcm.common.errors import InvalidArgument, Unsupported
+from kvcm.common.failpoints import FailPoints
 
 Table = Literal["storage", "instance_group", "instance", "account"]
 TABLES: Final[tuple[Table, ...]] = ("storage", "account", "instance_group", "instance")
@@ -76,8 +77,16 @@ class RegistryStore(Protocol):
         ...
 
 
-def open_store(uri: str) -> RegistryStore:
+def open_store(uri: str, points: FailPoints | None = None) -> RegistryStore:
     """The store behind `kvcm.registry_storage.uri`; call its `open()` before use. Raises Unsupported or InvalidArgument."""
+    if points is not None:
+        from kvcm.config.failing import FailingStore
+
+        return FailingStore(_open(uri, points), points)
+    return _open(uri, None)
+
+
+def _open(uri: str, points: FailPoints | None) -> RegistryStore:
     from kvcm.common.redis.target import is_redis_uri
     from kvcm.config.store_local import LocalStore
     from kvcm.config.store_memory import MemoryStore
@@ -88,7 +97,7 @@ def open_store(uri: str) -> RegistryStore:
     if not separator:
         raise InvalidArgument("The registry URI needs a scheme: use local://<path>, or leave it empty to keep the registry in memory.")
     if scheme == "local":
-        return LocalStore(rest)
+        return LocalStore(rest, points=points)
     if is_redis_uri(uri):
         from kvcm.config.store_redis import RedisStore
 
@@ -96,7 +105,7 @@ def open_store(uri: str) -> RegistryStore:
     if scheme == "etcd":
         from kvcm.config.store_etcd import EtcdStore
 
-        return EtcdStore(uri)
+        return EtcdStore(uri, points=points)
     if scheme == "raft":
         raise Unsupported(
             "A registry in raft is not part of this version. Use etcd://<host:port>/<prefix> for several managers, local://<path> for one, "

@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from kvcm.common.errors import OutcomeUnknown, StorageError
+from kvcm.common.failpoints import FailPoints
 from kvcm.config.errors import FencedOut, StoreDamaged
 from kvcm.config.etcd_entries import (
     MAX_OPS,
@@ -37,6 +38,7 @@ from kvcm.config.etcd_entries import (
 from kvcm.config.store import TABLES, Change, QuarantinedRecord, Record, RegistrySnapshot, Table
 from kvcm.etcd.client import EtcdClient
 from kvcm.etcd.errors import Compacted, EtcdError, RequestTooLarge
+from kvcm.etcd.failing import FailingEtcd
 from kvcm.etcd.model import Compare, Delete, Get, KeyValue, Op, Put, prefix_end
 from kvcm.etcd.uri import parse_etcd_uri
 
@@ -64,10 +66,10 @@ class _State:
 
 
 class EtcdStore:
-    def __init__(self, uri: str, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, uri: str, deadline_s: float = DEADLINE_S, points: FailPoints | None = None) -> None:
         """Raises InvalidArgument."""
         config = parse_etcd_uri(uri)
-        self._client = EtcdClient(config)
+        self._client = EtcdClient(config) if points is None else FailingEtcd(config, points, "registry.transaction")
         self._keys = Keys.of(config)
         self._deadline_s = deadline_s
         self._lock = asyncio.Lock()

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from kvcm.common.errors import InvalidArgument, KvcmError, OutcomeUnknown, StorageError
+from kvcm.common.failpoints import FailPoints
 from kvcm.config.errors import FencedOut, StoreDamaged
 from kvcm.config.registry_file import RegistryFile
 from kvcm.config.store import Change, RegistrySnapshot
@@ -37,11 +38,12 @@ _T = TypeVar("_T")
 class LocalStore:
     """`path` is everything behind `local://`; `deadline_s` bounds each call."""
 
-    def __init__(self, path: str, deadline_s: float = DEFAULT_DEADLINE_S) -> None:
+    def __init__(self, path: str, deadline_s: float = DEFAULT_DEADLINE_S, points: FailPoints | None = None) -> None:
         if not path or "\0" in path:
             raise InvalidArgument("The registry URI local://<path> needs a path.")
         self._path = os.path.realpath(path)
         self._deadline_s = deadline_s
+        self._points = points
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvcm-registry")
         self._waiting = 0
         self._closed = False
@@ -153,6 +155,8 @@ class LocalStore:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+            if self._points is not None:
+                self._points.passing("registry.replace.before")
             os.replace(temporary, self._path)
         except OSError:
             try:
@@ -160,6 +164,8 @@ class LocalStore:
             except OSError:
                 pass
             raise
+        if self._points is not None:
+            self._points.passing("registry.replace.after")
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kvcm.common.clock import SystemClock
 from kvcm.common.errors import InvalidArgument
+from kvcm.common.failpoints import FailPoints
 from kvcm.common.redis.target import RedisTarget, number, parse_target
 from kvcm.config.model import MetaBackendConfig
 from kvcm.data_storage.pool import BlockingPool
@@ -15,6 +16,7 @@ from kvcm.meta.backend_file import FileBackend
 from kvcm.meta.backend_local import LocalBackend
 from kvcm.meta.backend_redis import RedisBackend
 from kvcm.meta.changes import ChangeStream
+from kvcm.meta.failing import FailingBackend
 from kvcm.meta.record import RecordCodec
 from kvcm.meta.redis_changes import DEFAULT_MAX_ENTRIES, MAX_ENTRIES, PARAMETER
 from kvcm.meta.redis_context import RedisContext, same_store
@@ -33,6 +35,7 @@ class MetadataStores:
     redis: RedisContext = field(default_factory=lambda: RedisContext(SystemClock()))
     redis_uri: str = field(default="", repr=False)
     """`kvcm.meta.redis_uri`: for configurations that ask for Redis and name none, so that no password has to stand in a group."""
+    points: FailPoints | None = None
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument."""
@@ -44,7 +47,7 @@ class MetadataStores:
         if config.storage_type == "local":
             return LocalBackend()
         if config.storage_type == "dummy":
-            return FileBackend(config.storage_uri, instance_id, records, self.pool) if config.storage_uri else LocalBackend()
+            return self._pointed(FileBackend(config.storage_uri, instance_id, records, self.pool)) if config.storage_uri else LocalBackend()
         if config.storage_type in _KINDS:
             return self._open_redis(config, instance_id, records)[0]
         raise InvalidArgument(
@@ -66,7 +69,12 @@ class MetadataStores:
         behind = BehindSettings.of(target.params)
         entries = number(target.params, PARAMETER, DEFAULT_MAX_ENTRIES, 0, MAX_ENTRIES)
         store = RedisBackend(target, instance_id, records, self.redis, legacy=layout == "legacy", stream_entries=entries)
-        return (WriteBehind(store, instance_id, behind, self.redis) if _is_behind(config, target) else store), store
+        if not _is_behind(config, target):
+            return self._pointed(store), store
+        return self._pointed(WriteBehind(self._pointed(store, "blocks.flush"), instance_id, behind, self.redis)), store
+
+    def _pointed(self, backend: MetadataBackend, operation: str = "") -> MetadataBackend:
+        return backend if self.points is None else FailingBackend(backend, self.points, operation)
 
     async def stored_instances(self, config: MetaBackendConfig, in_use: Collection[tuple[MetaBackendConfig, str]]) -> list[str]:
         """Ids of the instances that the configured store holds records of, without the stores in use, (configuration, instance id). None for stores in

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kvcm.common.errors import ErrorCode, InvalidArgument, KvcmError
+from kvcm.common.failpoints import FailPoints, parse_armed
 from kvcm.protocol import debug_service_pb2 as debug
 from kvcm.protocol import meta_service_pb2 as meta
 from kvcm.service.faults import Fault, Faults
@@ -21,13 +22,15 @@ FAULT_REQUESTS = {
     "StartWriteCache": meta.StartWriteCacheRequest,
     "FinishWriteCache": meta.FinishWriteCacheRequest,
 }
+FAIL_POINT = "fail_point/"
+"""What follows is `POINT/ACTION[@N]` to arm, `POINT` to remove (see kvcm.common.failpoints)."""
 _CODES = frozenset(debug.ErrorCode.values())
 _log = logging.getLogger("kvcm.service.debug")
 
 
-def build_debug_service(dispatcher: Dispatcher) -> Service:
-    """The service whose faults strike in `dispatcher`."""
-    service = _DebugService(dispatcher)
+def build_debug_service(dispatcher: Dispatcher, points: FailPoints | None = None) -> Service:
+    """The service whose faults strike in `dispatcher`. `points`: what names that begin with `fail_point/` arm."""
+    service = _DebugService(dispatcher, points)
     common = debug.CommonResponse
     rpcs = [
         Rpc("InjectFault", debug.InjectFaultRequest, common, _answered(service.inject), leader_only=False),
@@ -38,8 +41,9 @@ def build_debug_service(dispatcher: Dispatcher) -> Service:
 
 
 class _DebugService:
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, points: FailPoints | None) -> None:
         self._dispatcher = dispatcher
+        self._points = points
         self._faults = Faults(FAULT_REQUESTS)
 
     def inject(self, request: debug.InjectFaultRequest) -> str:
@@ -47,6 +51,9 @@ class _DebugService:
             raise InvalidArgument(f"fault_type {request.fault_type} is unknown; use FT_INTERNAL_ERROR")
         if request.fault_trigger_strategy not in (debug.ALWAYS, debug.ONCE):
             raise InvalidArgument(f"fault_trigger_strategy {request.fault_trigger_strategy} is unknown; use ALWAYS or ONCE")
+        if request.api_name.startswith(FAIL_POINT):
+            self._fail_points().arm(parse_armed(request.api_name.removeprefix(FAIL_POINT)))
+            return ""
         at_call = request.trigger_at_call if request.fault_trigger_strategy == debug.ONCE else None
         self._faults.inject(request.api_name, Fault(at_call))
         self._changed()
@@ -56,6 +63,9 @@ class _DebugService:
         return f"kept, but no call of this name can fail; those that can are {', '.join(FAULT_REQUESTS)}"
 
     def remove(self, request: debug.RemoveFaultRequest) -> str:
+        if request.api_name.startswith(FAIL_POINT):
+            self._fail_points().disarm(request.api_name.removeprefix(FAIL_POINT))
+            return ""
         self._faults.remove(request.api_name)
         self._changed()
         _log.info("fault_removed api=%s", request.api_name)
@@ -63,9 +73,16 @@ class _DebugService:
 
     def clear(self, request: debug.ClearFaultsRequest) -> str:
         self._faults.clear()
+        if self._points is not None:
+            self._points.clear()
         self._changed()
         _log.info("faults_cleared")
         return ""
+
+    def _fail_points(self) -> FailPoints:
+        if self._points is None:
+            raise InvalidArgument("this manager has no fail points; start it with kvcm.debug.fail_points=on, and never in production")
+        return self._points
 
     def _changed(self) -> None:
         self._dispatcher.faults = self._faults if len(self._faults) else None

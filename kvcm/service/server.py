@@ -15,6 +15,7 @@ from functools import partial
 from random import Random
 
 from kvcm.common.clock import Clock, SystemClock
+from kvcm.common.failpoints import FailPoints
 from kvcm.common.ids import IdSource, RandomIds
 from kvcm.common.redis.target import cluster_name
 from kvcm.config.model import MetaBackendConfig
@@ -25,11 +26,16 @@ from kvcm.config.settings import Settings
 from kvcm.config.startup import read_startup
 from kvcm.config.store import open_store
 from kvcm.coordination.elector import ElectorSettings
+from kvcm.coordination.failing import FailingCoordinator
 from kvcm.coordination.open import open_coordinator
+from kvcm.coordination.port import Coordinator
 from kvcm.coordination.runner import LeaderRunner
 from kvcm.data_storage.factory import open_backend as open_storage
+from kvcm.data_storage.failing import FailingStorages
 from kvcm.data_storage.manager import DataStorageManager
+from kvcm.data_storage.model import Storage
 from kvcm.data_storage.pool import BlockingPool
+from kvcm.data_storage.port import DataStorageBackend
 from kvcm.manager.cache_manager import CacheManager
 from kvcm.manager.follower import Follower
 from kvcm.manager.housekeeper import Housekeeper
@@ -129,20 +135,23 @@ class ManagerServer:
     async def _start(self) -> Endpoint:
         settings, clock, ids, stack = self._settings, self._clock, self._ids, self._stack
         startup = read_startup(settings.startup_config)
+        points = FailPoints(settings.debug_fail_points) if settings.debug_fail_points else None
 
         # What blocks, and what outlives every term.
         pool = BlockingPool(threads=_IO_THREADS, clock=clock)
         stack.callback(pool.close)
-        store = open_store(settings.registry_storage_uri)
+        store = open_store(settings.registry_storage_uri, points)
         stack.push_async_callback(store.close)
         await store.open()
-        storages = DataStorageManager(lambda storage: open_storage(storage, pool, clock, ids), clock, ids)
+        storages = _storages(pool, clock, ids, points)
         stack.push_async_callback(storages.close)
         # Epochs of a coordinator that forgets must go on above the highest one that the store has seen. A registry in memory has seen none, but metadata that
         # outlives the process has.
         floor = (await store.load()).fence if settings.registry_storage_uri else clock.wall_us() // 1_000
-        coordinator = open_coordinator(settings.coordination_uri, clock, floor)
+        coordinator: Coordinator = open_coordinator(settings.coordination_uri, clock, floor)
         stack.push_async_callback(coordinator.close)
+        if points is not None:
+            coordinator = FailingCoordinator(coordinator, points)
 
         # The domain.
         term, in_flight = Term(), InFlight()
@@ -153,7 +162,7 @@ class ManagerServer:
         records = RecordCodec(codec, storages.slot_of)
 
         redis = RedisContext(clock, cluster_name(settings.registry_storage_uri))
-        stores = MetadataStores(pool, redis, settings.meta_redis_uri)
+        stores = MetadataStores(pool, redis, settings.meta_redis_uri, points)
 
         def metadata(config: MetaBackendConfig, instance_id: str) -> MetadataBackend:
             return stores.open(config, instance_id, records)
@@ -198,7 +207,7 @@ class ManagerServer:
         meta = build_meta_service(manager, registry, cluster)
         set_level = set_log_level if self._own_process else _set_own_log_level
         admin = build_admin_service(manager, registry, storages, cluster, runner, observation.metrics, set_level)
-        debug = build_debug_service(dispatcher) if settings.service_enable_debug_service else None
+        debug = build_debug_service(dispatcher, points) if settings.service_enable_debug_service else None
         readiness = Readiness(cluster, store)
         label = None
         if settings.kubernetes_label_pod:
@@ -228,6 +237,13 @@ class ManagerServer:
             label.start()
         _log.info("listening node_id=%s meta_rpc=%d admin_http=%d", own.node_id, cluster.own.meta_rpc_port, cluster.own.admin_http_port)
         return cluster.own
+
+
+def _storages(pool: BlockingPool, clock: Clock, ids: IdSource, points: FailPoints | None) -> DataStorageManager:
+    def factory(storage: Storage) -> DataStorageBackend:
+        return open_storage(storage, pool, clock, ids)
+
+    return DataStorageManager(factory, clock, ids) if points is None else FailingStorages(factory, clock, ids, points)
 
 
 def _set_own_log_level(level: int) -> None:
