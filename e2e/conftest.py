@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from e2e.cluster.fixture import cel_server, cluster, namespace, node_cluster
-from e2e.support.fixtures import a_house, admin_kube, installation, installed, new_house, operator_for, resources_server
+from e2e.support.fixtures import a_house, admin_kube, installation, installed, new_house, operator_for, project_on_nodes, resources_server
 
 __all__ = [
     "a_house",
@@ -24,6 +24,7 @@ __all__ = [
     "new_house",
     "node_cluster",
     "operator_for",
+    "project_on_nodes",
     "resources_server",
 ]
 

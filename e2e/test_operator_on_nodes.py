@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.cache import Cache
 from e2e.cluster.handle import Cluster
-from e2e.cluster.project_image import project_image
-from e2e.cluster.settings import from_environment
+from e2e.support.fixtures import PROJECT_IMAGE
 from e2e.support.installation import ROOT, Installation
 from e2e.support.kube import OURS, Kube
 from e2e.support.operator_process import NAMESPACE
@@ -24,24 +22,12 @@ from e2e.support.record import Record
 
 pytestmark = pytest.mark.e2e
 
-_IMAGE = "kvcm:dev"
 _QUICKSTART = ROOT / "manifests/quickstart"
 _PLACE = "kvcm-quickstart"
 _ALL = ("kvcachemanager/demo", "storage/demo", "instancegroup/demo")
 _FOLDER = "/var/lib/kvcm-quickstart"
 _REQUESTS = 40
 _BLOCK_BYTES = 4096
-
-
-@pytest.fixture(scope="module")
-def project_on_nodes(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The image that the manifests name, made from this tree and given to every node."""
-    if node_cluster.run is None:
-        pytest.skip("an image can be given only to nodes that the test bed started itself")
-    archive = tmp_path_factory.mktemp("image") / "kvcm.tar"
-    project_image(Cache(from_environment().cache, lambda _: None), archive, _IMAGE, [ROOT], ["kvcm"], extras=["operator"])
-    node_cluster.load_image(archive)
-    archive.unlink()
 
 
 @pytest.mark.usefixtures("project_on_nodes")
@@ -96,7 +82,7 @@ def _replay(cluster: Cluster) -> dict[str, Any]:
             "containers": [
                 {
                     "name": "engine",
-                    "image": _IMAGE,
+                    "image": PROJECT_IMAGE,
                     "command": ["sh", "-c", program],
                     "volumeMounts": [{"name": "blocks", "mountPath": _FOLDER}, {"name": "tmp", "mountPath": "/tmp"}],
                 }

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from e2e.cluster.errors import BedError
 from e2e.cluster.journal import STATE, Identity, Journal, identity
-from e2e.cluster.nodes import image_import
+from e2e.cluster.nodes import image_import, image_tag
+from e2e.cluster.oci import full_name
 
 _CEL_SINCE = (1, 25)
 
@@ -55,6 +56,13 @@ class Cluster:
             raise BedError("an image can be loaded only into nodes that the test bed started itself")
         for number in range(1, self.nodes + 1):
             image_import(Journal(self.run), number, archive, self.ctr)
+
+    def tag_image(self, name: str, other: str) -> None:
+        """Give an image that every node has a second name, as a new release of the same content. BedError as for load_image."""
+        if self.run is None or self.ctr is None or self.nodes == 0:
+            raise BedError("an image can be named only on nodes that the test bed started itself")
+        for number in range(1, self.nodes + 1):
+            image_tag(Journal(self.run), number, full_name(name), full_name(other), self.ctr)
 
     def pid_of(self, part: str) -> int:
         """The process of a part, such as kubelet1 or kube-apiserver: for tests that stop one."""

@@ -79,9 +79,18 @@ featureGates: {{BoundServiceAccountTokenVolume: true}}
 
 def image_import(journal: Journal, number: int, archive: Path, ctr: Path) -> None:
     """Give an image archive to a running node. BedError if the node does not take it."""
+    _images(journal, number, ctr, "import", archive)
+
+
+def image_tag(journal: Journal, number: int, name: str, other: str, ctr: Path) -> None:
+    """Give an image of a running node a second name. Both are full ones (oci.full_name). BedError if the node does not have it."""
+    _images(journal, number, ctr, "tag", "--force", name, other)
+
+
+def _images(journal: Journal, number: int, ctr: Path, *words: str | Path) -> None:
     socket = journal.run / node_name(number) / "c.sock"
     inside = ["nsenter", "-t", str(journal.pid_of(f"mounts{number}")), "-m", "-n", "-p", "--"]
-    run([*inside, ctr, "-a", socket, "-n", "k8s.io", "images", "import", archive], timeout=_IMPORT_TIMEOUT_S)
+    run([*inside, ctr, "-a", socket, "-n", "k8s.io", "images", *words], timeout=_IMPORT_TIMEOUT_S)
 
 
 class Nodes:

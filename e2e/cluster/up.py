@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.cluster import clients, debian, images, kubernetes, runtime
+from e2e.cluster import clients, debian, images, kubernetes, runtime, store_images
 from e2e.cluster.cache import Cache, key_of
 from e2e.cluster.control import ControlPlane, Programs
 from e2e.cluster.detect import detect
@@ -37,6 +37,8 @@ def build(settings: Settings, cache: Cache, level: str) -> dict[str, Path]:
         found[runtime.NAME] = cache.obtain(runtime.NAME, runtime.key(), runtime.make)
         for image in images.images(lambda: found[kubernetes.NAME], lambda: found[runtime.NAME]):
             found[image.name] = cache.obtain(image.name, image.key, image.make) / "image.tar"
+        for store in store_images.STORES:
+            found[store.entry] = store_images.store_image(cache, store)
     return found
 
 

@@ -13,7 +13,7 @@ _POLL_S = 0.2
 T = TypeVar("T")
 
 
-def eventually(probe: Callable[[], T], what: str, *, seconds: float = 30.0) -> T:
+def eventually(probe: Callable[[], T | None], what: str, *, seconds: float = 30.0) -> T:
     """The first result of `probe` that is true. BedError with `what` and the last error when none is in time.
 
     `probe` may raise BedError or OSError for "not yet". A pod that is Ready can be a moment ahead of the Service that leads to it.

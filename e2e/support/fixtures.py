@@ -10,15 +10,20 @@ from pathlib import Path
 import pytest
 import yaml
 
+from e2e.cluster.cache import Cache
 from e2e.cluster.cel import CelServer
 from e2e.cluster.handle import Cluster
+from e2e.cluster.project_image import project_image
+from e2e.cluster.settings import from_environment
 from e2e.support.house import House, house
-from e2e.support.installation import Installation
+from e2e.support.installation import ROOT, Installation
 from e2e.support.kube import Kube
 from e2e.support.operator_process import OperatorProcess
 from kvcm.resources.schema import KINDS
 
-_CRDS = Path(__file__).parents[2] / "crds"
+PROJECT_IMAGE = "kvcm:dev"
+"""As the manifests name it."""
+_CRDS = ROOT / "crds"
 NewHouse = Callable[..., AbstractContextManager[House]]
 NewOperator = Callable[..., OperatorProcess]
 
@@ -41,6 +46,18 @@ def admin_kube(cluster: Cluster) -> Iterator[Kube]:
     kube = Kube(cluster.kubeconfig)
     yield kube
     kube.close()
+
+
+@pytest.fixture(scope="session")
+def project_on_nodes(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The image that the manifests name, made from this tree and given to every node; its name."""
+    if node_cluster.run is None:
+        pytest.skip("an image can be given only to nodes that the test bed started itself")
+    archive = tmp_path_factory.mktemp("image") / "kvcm.tar"
+    project_image(Cache(from_environment().cache, lambda _: None), archive, PROJECT_IMAGE, [ROOT], ["kvcm"], extras=["operator", "redis"])
+    node_cluster.load_image(archive)
+    archive.unlink()
+    return PROJECT_IMAGE
 
 
 @pytest.fixture

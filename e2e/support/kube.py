@@ -29,6 +29,8 @@ FOLDERS = {
     "ConfigMap": ("/api/v1", "configmaps"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
     "Event": ("/api/v1", "events"),
+    "Pod": ("/api/v1", "pods"),
+    "Endpoints": ("/api/v1", "endpoints"),
 }
 """Kind -> path of its API version, plural."""
 OURS = ("KVCacheManager", "Storage", "InstanceGroup")
