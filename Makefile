@@ -1,7 +1,7 @@
 # `make help` lists every target; an undocumented target is a bug.
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-.PHONY: help demo test unit integration e2e cluster-up cluster-down lint format proto crds bench bench-redis fuzz replay-full clean venv
+.PHONY: help demo test unit integration e2e cluster-up cluster-down lint format proto crds bench bench-redis faults fuzz replay-full clean venv
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -60,6 +60,11 @@ fuzz: venv ## spoilt bytes at the HTTP and the gRPC port of a manager, 10 minute
 bench-redis: venv ## what metadata in Redis costs a write and a start, as ratios in one run (needs redis-server)
 	@$(PY) -m benchmarks.redis_overhead
 	@$(PY) -m benchmarks.redis_recovery
+
+faults: venv ## leaders are killed, stopped and suspended at 1,000,000 blocks under load (about an hour; needs etcd, redis-server and a quiet machine)
+	@$(PY) -m faults --row kill,demote,terminate
+	@$(PY) -m faults --row suspend --stores etcd,redis
+	@$(PY) -m faults --row kill,terminate --mode behind --rounds 20
 
 replay-full: venv ## the whole conversation trace against an embedded manager, checked against the oracle
 	@.venv/bin/kvcm replay conversation

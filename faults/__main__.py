@@ -1,0 +1,63 @@
+"""`python -m faults`: rows of faults on real processes, and a table.
+
+    python -m faults [--row kill,demote,terminate,suspend] [--rounds N] [--blocks N] [--stores etcd,redis] [--mode through|behind] [--lease MS]
+                     [--seed N] [--json FILE]
+
+Needs etcd and redis-server (Debian: etcd-server, redis-server). Ends with 1 when a requirement is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.harness import machine
+from faults.breaches import Breaches
+from faults.house import BEHIND, STORES, Plan
+from faults.report import Played, as_json, table, verdict
+from faults.rows import ROWS
+from faults.run import play
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--row", default=",".join(ROWS), help="rows, separated by commas (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=0, help="of each row; 0: as many as a full run has (default: %(default)s)")
+    parser.add_argument("--blocks", type=int, default=1_000_000, help="loaded before the rounds (default: %(default)s)")
+    parser.add_argument("--stores", default="etcd", help="where leases and registry are: etcd, redis, or both one after the other (default: %(default)s)")
+    parser.add_argument("--mode", default="through", choices=sorted(BEHIND), help="how metadata is written to Redis (default: %(default)s)")
+    parser.add_argument("--lease", type=int, default=1000, help="milliseconds (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    options = parser.parse_args(arguments)
+    rows, stores = options.row.split(","), options.stores.split(",")
+    for names, known in ((rows, list(ROWS)), (stores, list(STORES))):
+        wrong = [name for name in names if name not in known]
+        if wrong:
+            parser.error(f"there is no {wrong[0]!r}; there are {', '.join(known)}")
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
+
+    breaches = Breaches()
+    found: list[Played] = []
+    print(machine())
+    for store in stores:
+        plan = Plan(stores=store, mode=options.mode, lease_ms=options.lease)
+        wanted = [(ROWS[name], options.rounds or max(1, ROWS[name].rounds // len(stores))) for name in rows]
+        found += asyncio.run(play(plan, options.blocks, wanted, options.seed, say, breaches))
+    for played in found:
+        played.check_times(breaches)
+    print(f"\n{options.blocks} blocks, seed {options.seed}\n{table(found)}\n\n{verdict(breaches)}")
+    if options.json:
+        options.json.write_text(json.dumps(as_json(found, machine()), indent=1))
+    return 1 if breaches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Plays rows in houses and collects what came out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from faults.breaches import Breaches
+from faults.house import Plan
+from faults.report import Played
+from faults.rows import Row
+from faults.scene import Say, opened
+
+
+async def play(plan: Plan, blocks: int, rows: Sequence[tuple[Row, int]], seed: int, say: Say, breaches: Breaches) -> list[Played]:
+    """These rows, each so many rounds, one after the other in one house. All breaches are added to `breaches`; requirements on time are not looked at."""
+    found = []
+    async with opened(plan, blocks, seed, say) as scene:
+        for row, rounds in rows:
+            played = Played(row, plan, blocks)
+            counts, broken = scene.ledger.counts.copy(), scene.ledger.breaches.counts.copy()
+            began, told = time.monotonic(), len(scene.ledger.breaches.first)
+            for number in range(rounds):
+                figures = await row.play(scene, number)
+                played.rounds.append(figures)
+                times = f"served after {figures.served_s:.2f} s, nobody answered for {figures.refused_s:.2f} s"
+                say(f"{row.name} {number + 1}/{rounds}: {times}, epoch {figures.epoch}")
+                for note in figures.notes:
+                    say(f"    {note}")
+                for breach in scene.ledger.breaches.first[told:]:
+                    say(f"    BREACH {breach}")
+                told = len(scene.ledger.breaches.first)
+            await scene.look(everything=True)
+            scene.ledger.settle(scene.house.terms())
+            played.counts = scene.ledger.counts - counts
+            played.breaches = scene.ledger.breaches.counts - broken
+            say(f"{row.name}: {rounds} rounds in {time.monotonic() - began:.0f} s; errors that clients were told: {scene.load.errors or 'none'}")
+            found.append(played)
+        for breach in scene.ledger.breaches.first:
+            breaches.first.append(breach)
+        breaches.counts += scene.ledger.breaches.counts
+    return found

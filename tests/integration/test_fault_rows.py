@@ -1,0 +1,49 @@
+"""The rows of `make faults`, small: a few rounds at 20,000 blocks. Times are printed and not judged; everything else has to hold."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from faults.breaches import Breaches
+from faults.house import Plan
+from faults.report import Played, table, verdict
+from faults.rows import ROWS
+from faults.run import play
+from kvcm.common.redis.testing import redis_binary
+from kvcm.etcd.testing import PROGRAM
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not PROGRAM or redis_binary() is None, reason="needs Debian's packages etcd-server and redis-server"),
+]
+
+BLOCKS = 20_000
+
+
+def _play(plan: Plan, capsys: pytest.CaptureFixture[str], **rounds: int) -> list[Played]:
+    breaches = Breaches()
+    lines: list[str] = []
+    played = asyncio.run(play(plan, BLOCKS, [(ROWS[name], count) for name, count in rounds.items()], 1, lines.append, breaches))
+    with capsys.disabled():
+        print(f"\n{BLOCKS} blocks\n{table(played)}")
+    assert not breaches, "\n".join([verdict(breaches), *lines])
+    assert [len(row.rounds) for row in played] == list(rounds.values())
+    assert all(row.counts["acknowledged"] > 0 for row in played)
+    return played
+
+
+def test_a_leader_that_is_killed_stopped_or_suspended_takes_nothing_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    played = _play(Plan(stores="etcd"), capsys, kill=2, demote=2, terminate=1, suspend=1)
+    epochs = [figures.epoch for row in played for figures in row.rounds]
+    assert epochs == sorted(set(epochs))
+    suspended = "\n".join(played[-1].rounds[0].notes)
+    assert "StartWrite held back: IO_ERROR" in suspended
+    assert "/registry/fence" in suspended
+
+
+def test_the_same_over_redis_written_behind_loses_at_most_the_tail(capsys: pytest.CaptureFixture[str]) -> None:
+    killed, suspended = _play(Plan(stores="redis", mode="behind"), capsys, kill=2, suspend=1)
+    assert killed.counts["tail"] >= killed.counts["tail_lost"]
+    assert suspended.rounds
