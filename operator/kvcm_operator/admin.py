@@ -60,6 +60,15 @@ class Speaker:
     async def cluster(self) -> ClusterInfo:
         return await _said(self._admin.cluster_info())
 
+    async def step_down(self, keep_out_ms: int) -> bool:
+        """Ask this node to give up leadership, and to stay out of elections for so long. False when it does not lead, so nothing was done.
+
+        True also when the answer was lost: who leads is to be looked at, whatever was said.
+        """
+        if await _said(self._admin.campaign_delay_ms()) < keep_out_ms:
+            await _said(self._admin.set_campaign_delay(keep_out_ms))
+        return await _said(_asked(self._admin.leader_demote()))
+
     async def instances(self, group: str) -> int:
         return len(await _said(self._admin.list_instances(group)))
 
@@ -94,6 +103,16 @@ async def _gone_is_fine(remove: Callable[[str], Awaitable[None]], name: str) -> 
         await remove(name)
     except NotFound:
         return
+
+
+async def _asked(demotion: Awaitable[None]) -> bool:
+    try:
+        await demotion
+    except NotLeader:
+        return False
+    except OutcomeUnknown:
+        return True
+    return True
 
 
 async def _said(answer: Awaitable[_T]) -> _T:

@@ -6,8 +6,8 @@ addresses mean nothing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from kvcm.client.admin_client import AdminClient
 from kvcm.common.errors import InvalidArgument
@@ -36,6 +36,20 @@ class Directory:
 
     def connect(self, namespace: str, manager: str, port: int) -> AbstractAsyncContextManager[AdminApi]:
         return self._connect(namespace, manager, port)
+
+    def connect_nodes(self, namespace: str, manager: str, hosts: Sequence[str], port: int) -> AbstractAsyncContextManager[Sequence[AdminApi]]:
+        return self._connect_nodes(namespace, manager, hosts, port)
+
+    @asynccontextmanager
+    async def _connect_nodes(self, namespace: str, manager: str, hosts: Sequence[str], port: int) -> AsyncIterator[Sequence[AdminApi]]:
+        security = await access(self._kube, namespace, manager)
+        async with AsyncExitStack() as stack:
+            clients: list[AdminApi] = []
+            for host in hosts:
+                address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                client = AdminClient(address, timeout_s=TIMEOUT_S, trace_id="kvcm-operator", security=security)
+                clients.append(await stack.enter_async_context(client))
+            yield clients
 
     @asynccontextmanager
     async def _connect(self, namespace: str, manager: str, port: int) -> AsyncIterator[AdminApi]:

@@ -17,6 +17,7 @@ from kvcm_operator.subject import Subject, mapping
 from kvcm_operator.world import Event, Json, Outcome, Ref, World
 
 MAX_PARALLEL = 16
+_WORRYING = ("ServerRefused", "RollOutHalted", "HandoverFailed")
 
 Reconcile = Callable[[Json, World], Awaitable[Outcome]]
 
@@ -115,7 +116,7 @@ def transition(subject: Subject, status: Json) -> Event | None:
     ready = new.condition("Ready")
     if not ready or ready.get("reason") == subject.condition("Ready").get("reason"):
         return None
-    bad = ready["status"] == "Unknown" or new.condition("Stalled").get("status") == "True" or ready["reason"] == "ServerRefused"
+    bad = ready["status"] == "Unknown" or new.condition("Stalled").get("status") == "True" or ready["reason"] in _WORRYING
     kind: Literal["Normal", "Warning"] = "Warning" if bad else "Normal"
     return event(subject, kind, str(ready["reason"]), str(ready.get("message") or ""))
 

@@ -8,39 +8,45 @@ from kvcm.resources.conditions import ConditionType, Reason, Value, Wanted
 from kvcm.resources.manager import KVCacheManagerResource
 from kvcm_operator import names
 from kvcm_operator.children import port_names
-from kvcm_operator.rollout import Pods
+from kvcm_operator.rollout import Plan
+from kvcm_operator.rollout_fleet import Fleet
+from kvcm_operator.rollout_leader import Leadership
 from kvcm_operator.serving import Serving
 from kvcm_operator.subject import Subject, mapping, timestamp
 from kvcm_operator.verdict import FALSE, TRUE, Verdict, good, reason_of, silent, waiting
 from kvcm_operator.world import Json
 
-_MOVING = (Reason.ROLLING_OUT, Reason.PODS_STARTING, Reason.NO_LEADER)
+_MOVING = (Reason.ROLLING_OUT, Reason.PODS_STARTING, Reason.NO_LEADER, Reason.HANDING_OVER, Reason.SCALING_DOWN)
+_STUCK = (Reason.ROLL_OUT_HALTED, Reason.HANDOVER_FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Everything that one pass has seen. `outside`: the manager runs outside the cluster, so its pods tell nothing."""
+    """Everything that one pass has seen. `leader`: by the word of the pods, None when they elect none among them. `plan`: what is left to do with them.
+
+    `outside`: the manager runs outside the cluster, so its pods tell nothing.
+    """
 
     replicas: int
-    pods: Pods
+    fleet: Fleet
+    leader: Leadership | None
+    plan: Plan
     serving: Serving
     outside: bool
 
 
 def judge(subject: Subject, sight: Sight, wall_us: int, grace_s: float, synced: Reason) -> Verdict:
     """The questions in order: should there be pods, are they the right ones, are they ready, do they answer, do they serve?"""
-    pods, serving = sight.pods, sight.serving
+    serving = sight.serving
     if sight.replicas == 0:
-        if pods.total:
-            return waiting(Reason.ROLLING_OUT, "the pods are being stopped", synced=TRUE)
+        if sight.fleet.living:
+            return waiting(Reason.SCALING_DOWN, "the pods are being stopped", synced=TRUE)
         return Verdict(FALSE, Reason.SCALED_TO_ZERO, "there are no pods, as the spec asks", TRUE, synced)
-    if not sight.outside and (pods.rolling or pods.replace is not None):
-        return waiting(Reason.ROLLING_OUT, "the pods are being replaced by ones with the new settings and volumes", synced=TRUE)
-    if not sight.outside and pods.ready < sight.replicas:
-        return waiting(Reason.PODS_STARTING, "the pods are not ready yet", synced=TRUE)
+    if not sight.outside and sight.plan.reason is not None:
+        return waiting(sight.plan.reason, sight.plan.message, synced=TRUE)
     if serving.healthy is None:
         return silent(subject, Reason.SERVER_UNREACHABLE, serving.why, wall_us, grace_s)
-    if not serving.healthy:
+    if not serving.healthy or (sight.leader is not None and sight.leader.known and not sight.leader.serves):
         return waiting(Reason.NO_LEADER, "the manager answers and does not serve yet", synced=TRUE)
     return good("the manager serves outside the cluster, at an address given to the operator" if sight.outside else "the manager serves", synced)
 
@@ -51,10 +57,12 @@ def more_conditions(subject: Subject, verdict: Verdict, sight: Sight, note: str)
         available = Wanted(ConditionType.AVAILABLE, TRUE, Reason.SERVING, "")
     else:
         available = Wanted(ConditionType.AVAILABLE, FALSE, verdict.reason, verdict.message)
-    moving = verdict.reason in _MOVING
-    progressing = Wanted(
-        ConditionType.PROGRESSING, TRUE if moving else FALSE, verdict.reason if moving else Reason.COMPLETE, verdict.message if moving else note
-    )
+    if verdict.reason in _MOVING:
+        progressing = Wanted(ConditionType.PROGRESSING, TRUE, verdict.reason, verdict.message)
+    elif verdict.reason in _STUCK:
+        progressing = Wanted(ConditionType.PROGRESSING, FALSE, verdict.reason, verdict.message)
+    else:
+        progressing = Wanted(ConditionType.PROGRESSING, FALSE, Reason.COMPLETE, note)
     return available, progressing
 
 
@@ -72,10 +80,12 @@ def facts(subject: Subject, resource: KVCacheManagerResource, sight: Sight, wall
     ports = port_names(resource.spec.service.ports)
     host = f"{names.client_service(name)}.{namespace}.svc"
     found: Json = {
-        "replicas": sight.pods.total,
-        "readyReplicas": sight.pods.ready,
+        "replicas": len(sight.fleet.living),
+        "readyReplicas": sight.fleet.ready,
+        "updatedReplicas": sight.fleet.updated,
         "selector": names.selector_text(name),
-        "version": sight.pods.image,
+        "version": sight.fleet.image,
+        "handover": sight.plan.handover.fact() if sight.plan.handover is not None else None,
         "endpoints": {
             "metaGrpc": f"{host}:{ports['meta-grpc']}",
             "metaHttp": f"{host}:{ports['meta-http']}",
@@ -84,20 +94,26 @@ def facts(subject: Subject, resource: KVCacheManagerResource, sight: Sight, wall
         },
     }
     serving = sight.serving
+    leader = _leader(subject, sight, wall_us)
     if serving.healthy is None and sight.replicas:
-        return found  # what was known about the inside stays for now; the conditions say how much it is worth
+        # What was known about the inside stays for now; the conditions say how much it is worth.
+        return {**found, "leader": leader} if leader is not None else found
     counts = {"storages": serving.storages, "groups": serving.groups, "instances": serving.instances}
     known = {what: number for what, number in counts.items() if number is not None}
-    return {**found, "leader": _leader(subject, serving, sight, wall_us), "counts": known or None}
+    return {**found, "leader": leader, "counts": known or None}
 
 
-def _leader(subject: Subject, serving: Serving, sight: Sight, wall_us: int) -> Json | None:
-    if not serving.leader:
+def _leader(subject: Subject, sight: Sight, wall_us: int) -> Json | None:
+    node, epoch = sight.serving.leader, sight.serving.epoch
+    if sight.leader is not None and sight.leader.known:
+        # All pods were asked, so this is newer than what one of them says.
+        node, epoch = sight.leader.pod, sight.leader.epoch
+    if not node:
         return None
     old = mapping(subject.status.get("leader"))
-    same = old.get("nodeId") == serving.leader and (old.get("epoch") or 0) == serving.epoch
-    leader: Json = {"nodeId": serving.leader, "since": (same and old.get("since")) or timestamp(wall_us)}
-    if serving.epoch:
-        leader["epoch"] = serving.epoch
+    same = old.get("nodeId") == node and (old.get("epoch") or 0) == epoch
+    leader: Json = {"nodeId": node, "since": (same and old.get("since")) or timestamp(wall_us)}
+    if epoch:
+        leader["epoch"] = epoch
     # In the cluster a node bears the name of its pod.
-    return leader if sight.outside else {"pod": serving.leader, **leader}
+    return leader if sight.outside else {"pod": node, **leader}

@@ -1,12 +1,12 @@
 """One pass over one KVCacheManager: guards in order, then its objects, its pods, and what it says about itself.
 
-Nothing is asked of the manager before its objects are right, and no pod is deleted for another reason than an old template. A pass that is cut off
-anywhere is simply done again: objects are compared, not remembered.
+Nothing is asked of the manager before its objects are right (but who leads, when pods are to go), and no pod is deleted for another reason than an old
+template. A pass takes away at most one thing: a pod, a leadership, or the surplus of a smaller size. One that is cut off anywhere is simply done again:
+objects are compared, not remembered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from kvcm.common.errors import Conflict, KvcmError
@@ -22,8 +22,12 @@ from kvcm_operator.children_volumes import Volumes, volumes
 from kvcm_operator.passes import event, forbidden
 from kvcm_operator.plan_manager import Sight, facts, judge, kept_conditions, more_conditions
 from kvcm_operator.release import going_away
-from kvcm_operator.rollout import Pods
-from kvcm_operator.rollout import judge as judge_pods
+from kvcm_operator.rollout import plan
+from kvcm_operator.rollout_act import carry_out, who_leads
+from kvcm_operator.rollout_fleet import Fleet, fleet_of
+from kvcm_operator.rollout_handover import remembered
+from kvcm_operator.rollout_leader import Leadership
+from kvcm_operator.scale import Size, size
 from kvcm_operator.serving import SILENT, ask
 from kvcm_operator.subject import Subject
 from kvcm_operator.verdict import TRUE, Verdict, paused, refused, silent, stalled, status_of, waiting
@@ -77,6 +81,11 @@ class _Work:
         self._image = image
         self._world = world
         self._volumes = Volumes((), ())
+        self._set_ref = Ref("StatefulSet", subject.ref.namespace, names.stateful_set(subject.ref.name))
+        self._outside = world.admin.overridden(subject.ref.namespace, subject.ref.name)
+        # With a coordinator of its own in its memory each pod leads itself.
+        self._elects = manager.spec.replicas > 1 or manager.spec.coordination.type != "memory"
+        self._leader: Leadership | None = None
         self.touched = False
         self.corrections = 0
 
@@ -84,19 +93,31 @@ class _Work:
         """The objects as they should be. All are compared before the first is written, so that a drift is reported before it is repaired."""
         kube, subject = self._world.kube, self._subject
         await self._secrets()
-        set_ref = Ref("StatefulSet", subject.ref.namespace, names.stateful_set(subject.ref.name))
+        fleet = await self._fleet()
+        if self._elects and not self._outside:
+            self._leader = await who_leads(subject, self._world, fleet)
+        wanted = size(self._manager.spec.replicas, fleet, self._leader)
         storages = await kube.list(STORAGE, subject.ref.namespace)
-        self._volumes = volumes(subject.ref.name, storages, await kube.get(set_ref))
-        desired = build(self._manager, subject.uid, self._image, self._volumes.mounts)
+        self._volumes = volumes(subject.ref.name, storages, await kube.get(self._set_ref))
+        desired = build(self._sized(wanted), subject.uid, self._image, self._volumes.mounts)
         needs = [need(body, await kube.get(ref_to(body)), expected=subject.settled) for body in desired]
         self.corrections = sum(item.result is Applied.CORRECTED for item in needs)
         if self.corrections and subject.condition("Synced").get("reason") != Reason.DRIFT_CORRECTED.value:
             message = "an object of the manager was removed or changed without a change of this resource; putting it right"
             await kube.emit(event(subject, "Warning", Reason.DRIFT_CORRECTED.value, message))
+        if fleet.exists and wanted.replicas < fleet.size:
+            message = "stopping the pods with the highest numbers, which the spec no longer asks for"
+            await kube.emit(event(subject, "Normal", Reason.SCALING_DOWN.value, message))
         for body, item in zip(desired, needs, strict=True):
             if item.result is not Applied.UNCHANGED:
                 self.touched = True
                 await write(kube, body, item, expected=subject.settled)
+
+    def _sized(self, wanted: Size) -> KVCacheManagerResource:
+        """With the size that is right now: the hash of what is wished then tells a later size from a change by somebody else."""
+        if not wanted.held:
+            return self._manager
+        return self._manager.model_copy(update={"spec": self._manager.spec.model_copy(update={"replicas": wanted.replicas})})
 
     async def _secrets(self) -> None:
         """Those that pods will mount. Raises _SecretMissing for one that a user has to bring."""
@@ -116,28 +137,30 @@ class _Work:
 
     async def look(self) -> Outcome:
         subject, world = self._subject, self._world
-        pods = await self._pods()
-        if pods.replace is not None:
-            meta = pods.replace["metadata"]
-            self.touched = True
-            await world.kube.delete(Ref("Pod", subject.ref.namespace, meta["name"]), meta["uid"])
-        outside = world.admin.overridden(subject.ref.namespace, subject.ref.name)
         replicas = self._manager.spec.replicas
-        serving = await ask(subject, world) if replicas and (outside or pods.ready) else SILENT
-        sight = Sight(replicas, pods, serving, outside)
+        before = remembered(subject.status)
+        fleet = await self._fleet()
+        todo = plan(replicas, fleet, self._leader, before, world.clock.wall_us())
+        if todo.replace is not None or todo.demote is not None:
+            self.touched = True
+            todo = await carry_out(subject, world, todo, before)
+        serving = await ask(subject, world) if replicas and (self._outside or fleet.ready) else SILENT
+        sight = Sight(replicas, fleet, self._leader, todo, serving, self._outside)
         now = world.clock.wall_us()
         synced = Reason.DRIFT_CORRECTED if self.corrections else Reason.IN_SYNC
         verdict = judge(subject, sight, now, world.pace.grace, synced)
         extra = more_conditions(subject, verdict, sight, self._note())
         status = status_of(subject, verdict, now, facts(subject, self._manager, sight, now), extra)
         after = world.pace.retry if verdict.reconciling or (serving.healthy is None and replicas) else None
+        if after is not None and todo.again_s is not None:
+            after = min(after, todo.again_s)
         return Outcome(status, requeue_after=after, touched=self.touched, corrections=self.corrections)
 
-    async def _pods(self) -> Pods:
+    async def _fleet(self) -> Fleet:
         namespace, name = self._subject.ref.namespace, self._subject.ref.name
-        stateful_set = await self._world.kube.get(Ref("StatefulSet", namespace, names.stateful_set(name)))
-        found: Sequence[Json] = await self._world.kube.list("Pod", namespace, names.selector(name))
-        return judge_pods(stateful_set or {}, found)
+        stateful_set = await self._world.kube.get(self._set_ref)
+        pods = await self._world.kube.list("Pod", namespace, names.selector(name))
+        return fleet_of(stateful_set, pods, self._world.clock.wall_us())
 
     def _note(self) -> str:
         refused_ = ", ".join(self._volumes.refused)

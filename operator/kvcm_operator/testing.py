@@ -202,12 +202,20 @@ class FakeDirectory:
         self.down: set[tuple[str, str]] = set()
         self.overrides: set[tuple[str, str]] = set()
         self.on_call: Callable[[str], Awaitable[None]] | None = None
+        # A `testing_nodes.Nodes`, where a manager has several pods.
+        self.nodes: Any = None
 
     def overridden(self, namespace: str, manager: str) -> bool:
         return (namespace, manager) in self.overrides
 
     def connect(self, namespace: str, manager: str, port: int) -> AbstractAsyncContextManager[AdminApi]:
         return self._connect(namespace, manager)
+
+    def connect_nodes(self, namespace: str, manager: str, hosts: Sequence[str], port: int) -> AbstractAsyncContextManager[Sequence[AdminApi]]:
+        if self.nodes is None:
+            raise ManagerUnreachable("no manager here has several pods")
+        found: AbstractAsyncContextManager[Sequence[AdminApi]] = self.nodes.connect(hosts, self.on_call)
+        return found
 
     @asynccontextmanager
     async def _connect(self, namespace: str, manager: str) -> AsyncIterator[AdminApi]:

@@ -5,26 +5,35 @@ Each step is one look of every controller. A new pod is a new manager process: i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from kvcm.client.admin_testing import FakeAdmin
 from kvcm_operator.subject import Subject, mapping
 from kvcm_operator.testing import FakeKube
 from kvcm_operator.world import Json, Ref
 
 OWNED = ("StatefulSet", "Service", "ConfigMap", "ServiceAccount", "Secret", "Pod")
+STOPS_SLOWLY = ("test/kubelet",)
 
 
 class FakeCluster:
-    """`sleeping`: controllers that do not look (`StatefulSet`, `kubelet`)."""
+    """`sleeping`: controllers that do not look (`StatefulSet`, `kubelet`). `on_pod`: a pod has started. `missing_images`: what no node can fetch.
 
-    def __init__(self, kube: FakeKube, on_pod: Callable[[str, FakeAdmin], None]) -> None:
+    `slow_stop`: pods that are deleted stay for a moment.
+    """
+
+    def __init__(self, kube: FakeKube, on_pod: Callable[[Json], None]) -> None:
         self._kube = kube
         self._on_pod = on_pod
         self.sleeping: set[str] = set()
+        self.missing_images: set[str] = set()
+        self.slow_stop = False
+        self._addresses = 0
 
     def step(self) -> None:
         self._collect_garbage()
+        for ref in self._kube.refs("Pod"):
+            if "deletionTimestamp" in self._kube.body(ref)["metadata"]:
+                self._kube.release(ref)
         if "StatefulSet" not in self.sleeping:
             for ref in self._kube.refs("StatefulSet"):
                 self._scale(ref)
@@ -47,7 +56,7 @@ class FakeCluster:
             self._kube.set_status(ref, status)
         for number in range(body["spec"]["replicas"]):
             if not self._kube.has(Ref("Pod", ref.namespace, f"{ref.name}-{number}")):
-                self._kube.put(_pod(body, number))
+                self._kube.put(_pod(body, number, STOPS_SLOWLY if self.slow_stop else ()))
         for pod in self._kube.refs("Pod"):
             number = int(pod.name.rpartition("-")[2])
             if pod.name.startswith(ref.name) and number >= body["spec"]["replicas"]:
@@ -55,13 +64,21 @@ class FakeCluster:
 
     def _start(self, ref: Ref) -> None:
         body = self._kube.body(ref)
-        if mapping(body.get("status")).get("phase") == "Running":
+        status = mapping(body.get("status"))
+        if status.get("phase") == "Running" or "deletionTimestamp" in body["metadata"]:
             return
-        self._kube.set_status(ref, {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]})
-        self._on_pod(str(body["metadata"]["labels"]["kvcm.io/manager"]), FakeAdmin())
+        if body["spec"]["containers"][0]["image"] in self.missing_images:
+            stuck = {"phase": "Pending", "containerStatuses": [{"name": "manager", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]}
+            if status != stuck:
+                self._kube.set_status(ref, stuck)
+            return
+        self._addresses += 1
+        address = f"10.0.0.{self._addresses}"
+        self._kube.set_status(ref, {"phase": "Running", "podIP": address, "conditions": [{"type": "Ready", "status": "True"}]})
+        self._on_pod(body)
 
 
-def _pod(stateful_set: Json, number: int) -> Json:
+def _pod(stateful_set: Json, number: int, finalizers: Sequence[str]) -> Json:
     meta, template = stateful_set["metadata"], stateful_set["spec"]["template"]
     owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": meta["name"], "uid": meta["uid"], "controller": True}
     return {
@@ -73,6 +90,7 @@ def _pod(stateful_set: Json, number: int) -> Json:
             "labels": template["metadata"]["labels"],
             "annotations": template["metadata"]["annotations"],
             "ownerReferences": [owner],
+            "finalizers": list(finalizers),
         },
         "spec": template["spec"],
         "status": {"phase": "Pending"},

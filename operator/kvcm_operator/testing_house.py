@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvcm.client.admin_testing import FakeAdmin
@@ -12,7 +12,8 @@ from kvcm_operator.engine import Engine, Reconcile
 from kvcm_operator.subject import Subject
 from kvcm_operator.testing import FakeDirectory, FakeKube
 from kvcm_operator.testing_cluster import FakeCluster
-from kvcm_operator.world import GROUP, MANAGER, STORAGE, Json, Outcome, Ref, World
+from kvcm_operator.testing_nodes import Nodes
+from kvcm_operator.world import GROUP, MANAGER, MANAGER_LABEL, STORAGE, Json, Outcome, Ref, World
 
 MAX_ROUNDS = 30
 NAMESPACE = "default"
@@ -46,6 +47,7 @@ class House:
         self.world = World(self.kube, self.directory, self.clock, default_image="kvcm:test")
         self.cluster = FakeCluster(self.kube, self._started)
         self.observer = Silence()
+        self.nodes: Nodes | None = None
         self.touched: list[Ref] = []
         self._reconcilers = reconcilers or {STORAGE: reconcile_storage.reconcile, GROUP: reconcile_group.reconcile}
         self.restart()
@@ -73,8 +75,35 @@ class House:
                 return number
         raise AssertionError(f"still moving after {MAX_ROUNDS} rounds")
 
-    def _started(self, manager: str, admin: FakeAdmin) -> None:
-        self.admin = self.directory.managers[NAMESPACE, manager] = admin
+    def _started(self, pod: Json) -> None:
+        if self.nodes is not None:
+            self.nodes.started(pod)
+            return
+        self.admin = self.directory.managers[NAMESPACE, pod["metadata"]["labels"][MANAGER_LABEL]] = FakeAdmin()
+
+    def with_nodes(self) -> Nodes:
+        """The manager `demo` has several pods, which elect a leader."""
+        self.nodes = Nodes(self.kube, self.directory, self.clock, NAMESPACE, "demo")
+        self.admin = self.nodes.registry
+        return self.nodes
+
+    async def beat(self, seconds: float = 1.0) -> None:
+        """One moment of everything: the cluster, the election, one pass over each object."""
+        self.clock.advance_us(round(seconds * 1e6))
+        self.cluster.step()
+        if self.nodes is not None:
+            self.nodes.step()
+        for kind in self._reconcilers:
+            for ref in self.kube.refs(kind):
+                await self.once(ref)
+
+    async def beats(self, until: Callable[[], bool], at_most: int = 100) -> int:
+        """Moments until something is so; the number of them."""
+        for number in range(at_most):
+            if until():
+                return number
+            await self.beat()
+        raise AssertionError(f"not so after {at_most} moments: {[self.status(ref) for ref in self.kube.refs(MANAGER)]}")
 
     async def settle_cluster(self) -> None:
         """As `settle`, with the cluster's controllers and the operator taking turns, until neither does anything."""

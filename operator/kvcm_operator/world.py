@@ -138,6 +138,12 @@ class AdminApi(Protocol):
 
     async def check_health(self) -> Health: ...
 
+    async def campaign_delay_ms(self) -> int: ...
+
+    async def set_campaign_delay(self, delay_ms: int) -> None: ...
+
+    async def leader_demote(self) -> None: ...
+
 
 class AdminDirectory(Protocol):
     """Where a manager's admin API is, and a connection to it for the length of one pass."""
@@ -146,7 +152,13 @@ class AdminDirectory(Protocol):
         """Is the manager reached at an address that was given to the operator, and not through its Service?"""
         ...
 
-    def connect(self, namespace: str, manager: str, port: int) -> AbstractAsyncContextManager[AdminApi]: ...
+    def connect(self, namespace: str, manager: str, port: int) -> AbstractAsyncContextManager[AdminApi]:
+        """By its Service; calls that concern the configuration find the leader."""
+        ...
+
+    def connect_nodes(self, namespace: str, manager: str, hosts: Sequence[str], port: int) -> AbstractAsyncContextManager[Sequence[AdminApi]]:
+        """Single nodes by the addresses of their pods, in this order; for calls that concern one node."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from kvcm_operator.children_diff import differences, overlay
 from kvcm_operator.children_pods import CONFIG_HASH, Mount
 from kvcm_operator.children_volumes import volumes
 from kvcm_operator.mounts import volume_name
-from kvcm_operator.rollout import judge
 from kvcm_operator.testing_house import applied_manager, storage
 from kvcm_operator.world import Json
 
@@ -206,35 +205,3 @@ def test_volume_names_are_valid_and_distinct() -> None:
     names = {volume_name(name) for name in ("a.b", "a-b", "x" * 253, "x" * 252)}
     assert len(names) == 4
     assert all(len(name) <= 63 and "." not in name for name in names)
-
-
-def pod(name: str, config: str, *, ready: bool = True, leaving: bool = False) -> Json:
-    meta = {"name": name, "annotations": {CONFIG_HASH: config}, "labels": {}}
-    if leaving:
-        meta["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    status = {"conditions": [{"type": "Ready", "status": str(ready)}]}
-    return {"metadata": meta, "spec": {"containers": [{"name": "manager", "image": f"kvcm:{config}"}]}, "status": status}
-
-
-@pytest.mark.parametrize(
-    ("observed", "pods", "replace", "rolling"),
-    [
-        (2, [pod("demo-0", "new")], None, False),
-        (2, [pod("demo-0", "old")], "demo-0", True),
-        (1, [pod("demo-0", "old")], None, True),
-        (None, [], None, True),
-        (2, [], None, False),
-        (2, [pod("demo-1", "old"), pod("demo-0", "old")], "demo-0", True),
-        (2, [pod("demo-1", "old"), pod("demo-0", "old", leaving=True)], None, True),
-    ],
-)
-def test_one_old_pod_goes_at_a_time_and_only_when_the_set_knows_the_new_template(
-    observed: int | None, pods: list[Json], replace: str | None, rolling: bool
-) -> None:
-    body = {
-        "metadata": {"generation": 2},
-        "spec": {"template": {"metadata": {"annotations": {CONFIG_HASH: "new"}}}},
-        "status": {"observedGeneration": observed} if observed is not None else {},
-    }
-    found = judge(body, pods)
-    assert (found.replace["metadata"]["name"] if found.replace else None, found.rolling) == (replace, rolling)

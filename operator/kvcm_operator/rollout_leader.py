@@ -1,0 +1,48 @@
+"""Who leads, from what the pods of a manager say. Pure.
+
+Danger: believing one voice. A pod that was suspended, or has lost its coordinator, says for a while what was true before; so the newest epoch wins, and
+silence is not absence: "nobody leads" needs every ready pod's word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvcm.client.admin_types import ClusterInfo, NodeRole
+from kvcm_operator.rollout_fleet import Fleet
+
+SILENT = "not every pod tells who leads, and none that does names a leader"
+CONTESTED = "pods name different leaders of the same epoch"
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """`known`: it can be told; otherwise `why` not. `pod`: who leads, empty when nobody does. `serves`: it has taken over and answers requests."""
+
+    known: bool
+    pod: str = ""
+    epoch: int = 0
+    serves: bool = False
+    why: str = ""
+
+
+def leadership(fleet: Fleet, words: Mapping[str, ClusterInfo]) -> Leadership:
+    """`words`: pod -> its answer; pods that did not answer are missing."""
+    claims = {(info.leader_epoch, info.leader_node_id) for info in words.values() if info.leader_node_id}
+    if not claims:
+        silent = [node for node in fleet.living if node.ready and node.name not in words]
+        return Leadership(known=False, why=SILENT) if silent else Leadership(known=True)
+    epoch = max(claim[0] for claim in claims)
+    newest = {leader for claimed, leader in claims if claimed == epoch}
+    if len(newest) > 1:
+        return Leadership(known=False, why=CONTESTED)
+    leader = newest.pop()
+    return Leadership(known=True, pod=leader, epoch=epoch, serves=_serves(fleet, words, leader, epoch))
+
+
+def _serves(fleet: Fleet, words: Mapping[str, ClusterInfo], leader: str, epoch: int) -> bool:
+    """In its own words, if it is one of ours: what others know of it may be seconds old."""
+    ours = fleet.living_node(leader) is not None
+    asked = [words[leader]] if leader in words else [] if ours else list(words.values())
+    return any(node.role is NodeRole.LEADER and node.epoch == epoch for info in asked for node in info.nodes if node.endpoint.node_id == leader)
