@@ -1,7 +1,7 @@
 """The custom resource `InstanceGroup`: instances that share a quota and storages (design section 4).
 
 Not in the model until they are built, so that setting them is an error and not a silent nothing: admission under pressure, migrations,
-the policy and the threshold of reclaim, metadata backends other than `local` and `file`. Kinds of storage that are not built are valid here, as
+the policy and the threshold of reclaim. Kinds of storage that are not built are valid here, as
 in `storage.py`, and refused by `translate.py`.
 """
 
@@ -25,6 +25,7 @@ from kvcm.resources.base import (
     ResourceStatus,
     ServerName,
 )
+from kvcm.resources.manager_stores import WRITE_MODES, WriteMode, not_without
 
 MAX_STORAGES = 32
 # A manager holds no more in all its groups together, so a higher limit would be none.
@@ -84,7 +85,11 @@ class Reclaim(Model):
 class MetadataBackend(Model):
     """Where the metadata of blocks is kept."""
 
-    type: Literal["local", "file"] = Field(description="local: in memory, lost with the process. file: in a file, written at every change.")
+    type: Literal["local", "file", "redis"] = Field(
+        description="local: in memory, lost with the process; a new leader begins empty. file: in a file, written at every change, for one manager. "
+        "redis: in the manager's Redis (spec.metadataBackend of KVCacheManager, or kvcm.meta.redis_uri), which survives it."
+    )
+    write_mode: WriteMode | None = Field(default=None, description=f"For redis. {WRITE_MODES}")
     uri: FileUri | None = Field(
         default=None,
         description="For file: file:///directory/name with an absolute path on the manager. Each instance has a file of its own, name.<instance id>, "
@@ -92,9 +97,11 @@ class MetadataBackend(Model):
     )
 
     @model_validator(mode="after")
-    def _uri_with_file(self) -> MetadataBackend:
+    def _fields_with_type(self) -> MetadataBackend:
         if (self.type == "file") != (self.uri is not None):
             raise ValueError("uri must be set when type is file, and only then")
+        if self.type != "redis" and self.write_mode is not None:
+            raise ValueError(not_without("writeMode", "redis"))
         return self
 
 
@@ -104,7 +111,8 @@ class MetadataIndex(Model):
     max_keys: Annotated[int, Field(ge=1, le=MAX_KEYS)] = Field(default=1_000_000, description="Blocks that one instance may hold.")
     backend: MetadataBackend | None = Field(
         default=None,
-        description="Unset: local for a new group, unchanged for an existing one. An instance that changes its backend starts empty in the new one.",
+        description="Unset: that of the manager's spec.metadataBackend for a new group (local unless it says otherwise), unchanged for an existing one. "
+        "An instance that changes its backend starts empty in the new one.",
     )
 
 

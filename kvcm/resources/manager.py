@@ -1,7 +1,7 @@
 """The custom resource `KVCacheManager`: the metadata service itself (design section 4).
 
-Not in the model until they are built, so that setting them is an error and not a silent nothing: etcd and Redis, client certificates, disruption budgets,
-monitoring, the optimizer. More than one replica is refused by a rule, not by the schema's bounds, because the sentence says why.
+Not in the model until they are built, so that setting them is an error and not a silent nothing: client certificates, monitoring, the optimizer. What is
+refused across parts of the spec is refused by rules, not by the schema's bounds, because their sentences say why.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
-from kvcm.resources.base import API_VERSION, Model, ObjectMeta, Port, RelativePath, ResourceStatus, StatusModel
+from kvcm.resources.base import API_VERSION, Model, ObjectMeta, Port, ResourceStatus, StatusModel
+from kvcm.resources.duration import parse_duration
 from kvcm.resources.manager_security import AdminToken, Tls
-from kvcm.resources.manager_settings import settings_problems
+from kvcm.resources.manager_settings import LEASE_KEY, settings_problems
+from kvcm.resources.manager_stores import Coordination, ManagerMetadata, RegistryStore
 from kvcm.resources.pod import MAX_ENTRIES, Affinity, NodeSelector, PodAnnotations, PodLabels, PodResources, Toleration
-from kvcm.resources.storage import Volume
 
-MAX_REPLICAS = 1
+MAX_REPLICAS = 9
 MAX_SETTINGS = 64
 # A StatefulSet's pods carry its name and a hash of ten characters in one label, and Services want a DNS label that begins with a letter.
 MAX_MANAGER_NAME_CHARS = 52
@@ -25,7 +26,15 @@ _MANAGER_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?\Z")
 MANAGER_NAME_SENTENCE = (
     f"a manager's name must be at most {MAX_MANAGER_NAME_CHARS} lower-case letters, digits and '-', beginning with a letter, because its Services bear it"
 )
-REPLICAS_SENTENCE = "replicas must be 0 or 1: several managers need a coordinator that elects a leader among them, which is not built in this version"
+SEVERAL_SENTENCE = "replicas above 1 need coordination.type etcd or redis, by which the managers elect a leader; with memory each of them would lead"
+REGISTRY_SENTENCE = "replicas above 1 need the registry in etcd or redis, where whoever leads next finds it; without registry.type it is where the leases are"
+
+
+def no_place(part: str, kind: str) -> str:
+    """The sentence about a part of the spec that relies on coordination for a connection which that does not have."""
+    return f"{part}.{kind} must be set when {part}.type is {kind} and coordination.type is not"
+
+
 _IMAGE = r"^[a-z0-9][A-Za-z0-9._:/@-]*$"
 # Lines of a configuration file: '#' begins a comment there, and blanks at the ends are lost.
 _SETTING = r"^([^\s#]([^\r\n#]*[^\s#])?)?$"
@@ -37,32 +46,6 @@ PATTERN_SENTENCES = {
 
 _SettingValue = Annotated[str, StringConstraints(max_length=1024, pattern=_SETTING)]
 EndpointText = Annotated[str, StringConstraints(max_length=512)]
-
-
-class Coordination(Model):
-    """How managers agree on a leader."""
-
-    type: Literal["memory"] = Field(default="memory", description="memory: within one process, for a single manager.")
-
-
-def _no_directory(path: object) -> object:
-    if isinstance(path, str) and path.endswith("/"):
-        raise ValueError("must name a file, not a directory")
-    return path
-
-
-class RegistryStore(Model):
-    """Where the manager keeps its storages, groups and instances. The operator brings lost storages and groups back; instances register again."""
-
-    type: Literal["memory", "file"] = Field(default="memory", description="memory: lost with the pod. file: in a file on a volume, written at every change.")
-    path: Annotated[RelativePath, BeforeValidator(_no_directory)] = Field(default="registry.json", description="For file: the file within the volume.")
-    volume: Volume | None = Field(default=None, description="For file: the volume that holds it; it must be writable by the manager's user.")
-
-    @model_validator(mode="after")
-    def _volume_with_file(self) -> RegistryStore:
-        if (self.type == "file") != (self.volume is not None):
-            raise ValueError("volume must be set when type is file, and only then")
-        return self
 
 
 class ServicePorts(Model):
@@ -88,10 +71,10 @@ class Service(Model):
 
 
 class KVCacheManagerSpec(Model):
-    """One manager."""
+    """One metadata service: one manager that leads, and others that take over when it goes."""
 
-    replicas: Annotated[int, Field(ge=0, le=1000)] = Field(
-        default=1, description="Pods of the manager: 1, or 0 to stop it. More are refused until a coordinator for them is built."
+    replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = Field(
+        default=1, description="Pods of the manager, of which one leads; 0 stops it. More than 1 need coordination.type etcd or redis."
     )
     image: Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=_IMAGE)] | None = Field(
         default=None, description="Container image of the manager; the operator's own release when unset."
@@ -99,6 +82,9 @@ class KVCacheManagerSpec(Model):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(default="IfNotPresent", description="When nodes fetch the image.")
     coordination: Coordination = Field(default_factory=Coordination, description="How managers agree on a leader.")
     registry: RegistryStore = Field(default_factory=RegistryStore, description="Where the manager keeps its storages, groups and instances.")
+    metadata_backend: ManagerMetadata = Field(
+        default_factory=ManagerMetadata, description="Where block metadata of groups is kept that do not say it themselves."
+    )
     service: Service = Field(default_factory=Service, description="How the manager is reached.")
     admin_token: AdminToken = Field(default_factory=AdminToken, description="What callers of the admin ports must present.")
     tls: Tls | None = Field(default=None, description="TLS on all ports; plain text when unset.")
@@ -115,17 +101,29 @@ class KVCacheManagerSpec(Model):
     pod_annotations: PodAnnotations = Field(default_factory=dict, description="Further annotations of the pods.")
     paused: bool = Field(default=False, description="The operator changes nothing while this is true.")
 
-    @field_validator("replicas")
-    @classmethod
-    def _one_at_most(cls, replicas: int) -> int:
-        if replicas > MAX_REPLICAS:
-            raise ValueError(REPLICAS_SENTENCE)
-        return replicas
+    @model_validator(mode="after")
+    def _several_can_share(self) -> KVCacheManagerSpec:
+        if self.replicas > 1 and self.coordination.type == "memory":
+            raise ValueError(SEVERAL_SENTENCE)
+        if self.replicas > 1 and self.registry.type in ("memory", "file"):
+            raise ValueError(REGISTRY_SENTENCE)
+        return self
+
+    @model_validator(mode="after")
+    def _connections(self) -> KVCacheManagerSpec:
+        for kind in ("etcd", "redis"):
+            if self.registry.type == kind != self.coordination.type and getattr(self.registry, kind) is None:
+                raise ValueError(no_place("registry", kind))
+        if self.metadata_backend.type == "redis" != self.coordination.type and self.metadata_backend.redis is None:
+            raise ValueError(no_place("metadataBackend", "redis"))
+        return self
 
     @field_validator("settings")
     @classmethod
-    def _known_settings(cls, settings: dict[str, str]) -> dict[str, str]:
-        problems = settings_problems(settings)
+    def _known_settings(cls, settings: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        coordination = info.data.get("coordination")  # missing where it is wrong itself
+        lease = {LEASE_KEY: str(parse_duration(coordination.lease_duration))} if coordination is not None else {}
+        problems = settings_problems(settings, lease)
         if problems:
             raise ValueError("; ".join(problems))
         return settings

@@ -17,11 +17,14 @@ PATTERN_SENTENCES = {_KEY: "must be a key of a Secret: letters, digits, '-', '_'
 SECRET_SENTENCE = "secret must be set when type is secret, and only then"
 
 
+SecretEntry = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=_KEY)]
+
+
 class SecretKey(Model):
     """One entry of a Secret in the manager's namespace."""
 
     name: ResourceName = Field(description="Name of the Secret.")
-    key: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=_KEY)] = Field(default=DEFAULT_KEY, description="Key within it.")
+    key: SecretEntry = Field(default=DEFAULT_KEY, description="Key within it.")
 
 
 class AdminToken(Model):
@@ -44,5 +47,6 @@ class Tls(Model):
     """TLS on all ports of the manager."""
 
     secret_name: ResourceName = Field(
-        description="Secret with tls.crt and tls.key, valid for NAME.NAMESPACE.svc, and ca.crt, by which the operator checks them; cert-manager makes such."
+        description="Secret with tls.crt and tls.key, valid for NAME.NAMESPACE.svc, NAME-leader.NAMESPACE.svc and *.NAME-nodes.NAMESPACE.svc, and ca.crt, "
+        "by which the operator checks them; cert-manager makes such."
     )

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 from kvcm.config.errors import SettingsError
 from kvcm.config.settings import setting_keys
 from kvcm.config.settings_load import load_settings
+from kvcm.resources.duration import parse_duration
 from kvcm.resources.manager_security import DEFAULT_KEY
+from kvcm.resources.manager_uris import coordination_uri, elects, metadata_uri, registry_uri
 
 if TYPE_CHECKING:
-    from kvcm.resources.manager import KVCacheManagerSpec
-
-REGISTRY_MOUNT = "/var/lib/kvcm/registry"
-"""Where pods mount the volume of a registry that is kept in a file."""
+    from kvcm.resources.manager import KVCacheManagerResource
 
 ADMIN_TOKEN_MOUNT = "/etc/kvcm-admin-token"
 """Where pods mount the Secret with the tokens of administrators; as a folder, because a single file would never change."""
 TLS_MOUNT = "/etc/kvcm-tls"
 
+LEASE_KEY = "kvcm.leader_elector.lease_ms"
 _PREFIX = "kvcm."
 _NOT_HERE = "is not part of this version on Kubernetes"
 _OPERATOR = "the operator sets it for each pod"
@@ -38,6 +38,9 @@ _DECIDED = {
     "kvcm.service.admin_http_port": "set spec.service.ports.adminHttp",
     "kvcm.service.advertised_host": _OPERATOR,
     "kvcm.leader_elector.node_id": _OPERATOR,
+    LEASE_KEY: "set spec.coordination.leaseDuration",
+    "kvcm.meta.redis_uri": "set spec.metadataBackend",
+    "kvcm.kubernetes.label_pod": _OPERATOR,
     "kvcm.startup_config": "apply Storage and InstanceGroup resources instead",
     "kvcm.service.admin_auth_token": "a resource is readable by many and no place for a secret",
     "kvcm.service.admin_auth_token_file": "set spec.adminToken",
@@ -54,8 +57,8 @@ _DECIDED = {
 }
 
 
-def settings_problems(settings: Mapping[str, str]) -> list[str]:
-    """Sentences for what cannot be accepted, without any value; empty when all is well."""
+def settings_problems(settings: Mapping[str, str], decided: Mapping[str, str] | None = None) -> list[str]:
+    """Sentences for what cannot be accepted, without any value; empty when all is well. `decided`: settings that other fields make, which they must suit."""
     known = setting_keys()
     found = []
     for key in settings:
@@ -68,18 +71,22 @@ def settings_problems(settings: Mapping[str, str]) -> list[str]:
     if found:
         return found
     try:
-        return list(load_settings(None, [f"{key}={value}" for key, value in settings.items()], {}).warnings)
+        return list(load_settings(None, [f"{key}={value}" for key, value in {**(decided or {}), **settings}.items()], {}).warnings)
     except SettingsError as error:
         return [str(error)]
 
 
-def manager_settings(spec: KVCacheManagerSpec) -> dict[str, str]:
-    """Every setting that follows from a spec alone, sorted by key. The host name and the node id differ by pod and are not among them."""
+def manager_settings(resource: KVCacheManagerResource) -> dict[str, str]:
+    """Every setting that follows from a resource, sorted by key, and no secret. The host name and the node id differ by pod and are not among them."""
+    spec = resource.spec
     ports = spec.service.ports
-    registry = f"local://{REGISTRY_MOUNT}/{spec.registry.path}" if spec.registry.type == "file" else ""
     decided = {
-        "kvcm.registry_storage.uri": registry,
-        "kvcm.coordination.uri": f"{spec.coordination.type}://",
+        "kvcm.registry_storage.uri": registry_uri(resource),
+        "kvcm.coordination.uri": coordination_uri(resource),
+        LEASE_KEY: str(parse_duration(spec.coordination.lease_duration)),
+        "kvcm.meta.redis_uri": metadata_uri(resource),
+        # One that is alone needs no label: the leader Service selects it without.
+        "kvcm.kubernetes.label_pod": "true" if elects(spec) else "",
         "kvcm.service.rpc_port": str(ports.meta_grpc),
         "kvcm.service.http_port": str(ports.meta_http),
         "kvcm.service.admin_rpc_port": str(ports.admin_grpc),
@@ -93,6 +100,6 @@ def manager_settings(spec: KVCacheManagerSpec) -> dict[str, str]:
     return dict(sorted({**spec.settings, **decided}.items()))
 
 
-def settings_file(spec: KVCacheManagerSpec) -> str:
-    """The same as a configuration file for `kvcm serve --config-file`; the same text for the same spec, always."""
-    return "".join(f"{key}={value}\n" for key, value in manager_settings(spec).items() if value)
+def settings_file(resource: KVCacheManagerResource) -> str:
+    """The same as a configuration file for `kvcm serve --config-file`; the same text for the same resource, always."""
+    return "".join(f"{key}={value}\n" for key, value in manager_settings(resource).items() if value)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from kvcm.resources import base, manager, manager_security, pod
+from kvcm.resources import base, manager, manager_connections, manager_security, pod
 from kvcm.resources.base import API_VERSION, GROUP
 from kvcm.resources.errors import Problem, ResourceError
 from kvcm.resources.group import InstanceGroupResource
@@ -26,7 +26,9 @@ MODELS: dict[str, type[StorageResource] | type[InstanceGroupResource]] = {
     "InstanceGroup": InstanceGroupResource,
 }
 
-_PATTERN_SENTENCES = base.PATTERN_SENTENCES | manager.PATTERN_SENTENCES | manager_security.PATTERN_SENTENCES | pod.PATTERN_SENTENCES
+_PATTERN_SENTENCES = (
+    base.PATTERN_SENTENCES | manager.PATTERN_SENTENCES | manager_connections.PATTERN_SENTENCES | manager_security.PATTERN_SENTENCES | pod.PATTERN_SENTENCES
+)
 _NOT_BUILT = "is not built in this version and would be ignored; remove it"
 _HINTS = {
     "spec.admission": f"admission under pressure {_NOT_BUILT}",
@@ -35,13 +37,11 @@ _HINTS = {
     "spec.quota.byType.vcnsThreeFS": "bytes in vcnsThreeFS storages count as threeFS; set spec.quota.byType.threeFS",
     "spec.reclaim.policy": f"choosing blocks to make room {_NOT_BUILT}",
     "spec.reclaim.usedPercent": f"making room when a group is nearly full {_NOT_BUILT}",
-    "spec.metadataIndex.backend.type": "must be local or file; redis is not built in this version",
-    "spec.coordination.type": "must be memory; file, etcd and redis are not built in this version",
-    "spec.registry.type": "must be memory or file; etcd and redis are not built in this version",
+    "spec.coordination.type": "must be memory, etcd or redis; leases in a folder are for managers of one machine",
     "spec.tls.clientAuth": f"asking clients for certificates {_NOT_BUILT}",
     "spec.optimizer": f"the optimizer {_NOT_BUILT}",
     "spec.monitoring": f"monitoring {_NOT_BUILT}; metrics are at /metrics on the adminHttp port",
-    "spec.podDisruptionBudget": f"a disruption budget {_NOT_BUILT}",
+    "spec.podDisruptionBudget": "is not needed: the operator makes one by which one pod at a time may be evicted",
     "metadata.generateName": "a name must be given; generateName is not enough",
 }
 _TYPES = {

@@ -10,8 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvcm.resources.duration import LONGEST, TOO_LONG
-from kvcm.resources.manager import MANAGER_NAME_SENTENCE, MAX_MANAGER_NAME_CHARS, MAX_REPLICAS, REPLICAS_SENTENCE
+from kvcm.resources.manager import MANAGER_NAME_SENTENCE, MAX_MANAGER_NAME_CHARS, REGISTRY_SENTENCE, SEVERAL_SENTENCE, no_place
+from kvcm.resources.manager_connections import ADDRESS_SENTENCE, CERTIFICATE_SENTENCE, SENTINEL_TLS_SENTENCE
 from kvcm.resources.manager_security import SECRET_SENTENCE
+from kvcm.resources.manager_stores import (
+    LEASE_SENTENCE,
+    LONGEST_LEASE,
+    SHORTEST_LEASE,
+    VOLUME_SENTENCE,
+    not_without,
+    only_with,
+)
 from kvcm.resources.pod import OWN_KEYS_SENTENCE, OWN_PREFIXES
 
 _BACKENDS = ("nfs", "threeFS", "vcnsThreeFS", "mooncake", "tairMemPool", "dummy")
@@ -76,6 +85,93 @@ _PATHS = (
     ("spec.vcnsThreeFS", "mountpoint"),
     ("spec.vcnsThreeFS", "rootDir"),
 )
+_ETCD_PLACES = ("spec.coordination.etcd", "spec.registry.etcd")
+_REDIS_PLACES = ("spec.coordination.redis", "spec.registry.redis", "spec.metadataBackend.redis")
+
+
+def _stores(kind: str) -> list[CelRule]:
+    """Leases, registry, block metadata, and the connections to where they are."""
+    tls = [f"{place}.tls" for place in (*_ETCD_PLACES, *_REDIS_PLACES)]
+    return [
+        CelRule(
+            kind,
+            "spec",
+            "self.replicas <= 1 || self.coordination.type != 'memory'",
+            SEVERAL_SENTENCE,
+            "KVCacheManagerSpec._several_can_share",
+        ),
+        CelRule(
+            kind,
+            "spec",
+            "self.replicas <= 1 || !has(self.registry.type) || self.registry.type in ['etcd', 'redis']",
+            REGISTRY_SENTENCE,
+            "KVCacheManagerSpec._several_can_share",
+        ),
+        *[
+            CelRule(
+                kind,
+                "spec",
+                f"!has(self.registry.type) || self.registry.type != '{store}' || has(self.registry.{store}) || self.coordination.type == '{store}'",
+                no_place("registry", store),
+                "KVCacheManagerSpec._connections",
+            )
+            for store in ("etcd", "redis")
+        ],
+        CelRule(
+            kind,
+            "spec",
+            "self.metadataBackend.type != 'redis' || has(self.metadataBackend.redis) || self.coordination.type == 'redis'",
+            no_place("metadataBackend", "redis"),
+            "KVCacheManagerSpec._connections",
+        ),
+        CelRule(
+            kind,
+            "spec.coordination",
+            f"duration(self.leaseDuration) >= duration('{SHORTEST_LEASE}') && duration(self.leaseDuration) <= duration('{LONGEST_LEASE}')",
+            LEASE_SENTENCE,
+            "manager_stores._lease",
+        ),
+        *[
+            CelRule(kind, "spec.coordination", f"(self.type == '{store}') == has(self.{store})", only_with(store, store), "Coordination._place_with_type")
+            for store in ("etcd", "redis")
+        ],
+        CelRule(
+            kind,
+            "spec.registry",
+            "(has(self.type) && self.type == 'file') == has(self.volume)",
+            VOLUME_SENTENCE,
+            "RegistryStore._place_with_type",
+        ),
+        *[
+            CelRule(
+                kind,
+                "spec.registry",
+                f"!has(self.{store}) || (has(self.type) && self.type == '{store}')",
+                not_without(store, store),
+                "RegistryStore._place_with_type",
+            )
+            for store in ("etcd", "redis")
+        ],
+        CelRule(
+            kind,
+            "spec.metadataBackend",
+            "!has(self.redis) || self.type == 'redis'",
+            not_without("redis", "redis"),
+            "ManagerMetadata._redis_with_type",
+        ),
+        CelRule(
+            kind,
+            "spec.metadataBackend",
+            "!has(self.writeMode) || self.type == 'redis'",
+            not_without("writeMode", "redis"),
+            "ManagerMetadata._redis_with_type",
+        ),
+        *[CelRule(kind, place, "has(self.address) != has(self.sentinel)", ADDRESS_SENTENCE, "RedisConnection._one_place") for place in _REDIS_PLACES],
+        *[CelRule(kind, place, "!has(self.sentinel) || !has(self.tls)", SENTINEL_TLS_SENTENCE, "RedisConnection._one_place") for place in _REDIS_PLACES],
+        *[CelRule(kind, place, "!self.clientCertificate || has(self.secretName)", CERTIFICATE_SENTENCE, "StoreTls._certificate_from_secret") for place in tls],
+    ]
+
+
 _PORTS = "[self.metaGrpc, self.metaHttp, self.adminGrpc, self.adminHttp]"
 
 _MANAGER: tuple[CelRule, ...] = (
@@ -86,16 +182,9 @@ _MANAGER: tuple[CelRule, ...] = (
         MANAGER_NAME_SENTENCE,
         "KVCacheManagerResource._name_for_services",
     ),
-    CelRule("KVCacheManager", "spec", f"self.replicas <= {MAX_REPLICAS}", REPLICAS_SENTENCE, "KVCacheManagerSpec._one_at_most"),
-    CelRule(
-        "KVCacheManager",
-        "spec.registry",
-        "(self.type == 'file') == has(self.volume)",
-        "volume must be set when type is file, and only then",
-        "RegistryStore._volume_with_file",
-    ),
+    *_stores("KVCacheManager"),
     CelRule("KVCacheManager", "spec.adminToken", "(self.type == 'secret') == has(self.secret)", SECRET_SENTENCE, "AdminToken._secret_with_type"),
-    CelRule("KVCacheManager", "spec.registry", "!self.path.endsWith('/')", "path must name a file, not a directory", "manager._no_directory"),
+    CelRule("KVCacheManager", "spec.registry", "!self.path.endsWith('/')", "path must name a file, not a directory", "manager_stores._no_directory"),
     *_paths("KVCacheManager", (("spec.registry", "path"),)),
     *_volume("KVCacheManager", "spec.registry.volume"),
     CelRule(
@@ -179,7 +268,14 @@ RULES: tuple[CelRule, ...] = (
         "spec.metadataIndex.backend",
         "(self.type == 'file') == has(self.uri)",
         "uri must be set when type is file, and only then",
-        "MetadataBackend._uri_with_file",
+        "MetadataBackend._fields_with_type",
+    ),
+    CelRule(
+        "InstanceGroup",
+        "spec.metadataIndex.backend",
+        "!has(self.writeMode) || self.type == 'redis'",
+        not_without("writeMode", "redis"),
+        "MetadataBackend._fields_with_type",
     ),
     CelRule(
         "InstanceGroup",

@@ -8,7 +8,9 @@ from typing import Any
 
 from kvcm.resources.base import API_VERSION
 from kvcm.resources.duration import TOO_LONG
-from kvcm.resources.manager import MANAGER_NAME_SENTENCE, REPLICAS_SENTENCE
+from kvcm.resources.manager import MANAGER_NAME_SENTENCE, REGISTRY_SENTENCE, SEVERAL_SENTENCE, no_place
+from kvcm.resources.manager_connections import ADDRESS_SENTENCE, CERTIFICATE_SENTENCE, SENTINEL_TLS_SENTENCE
+from kvcm.resources.manager_stores import LEASE_SENTENCE, VOLUME_SENTENCE, not_without, only_with
 from kvcm.resources.pod import OWN_KEYS_SENTENCE
 from kvcm.resources.rules import KIND_FIXED, MANAGER_FIXED, NAME_FIXED
 
@@ -20,6 +22,11 @@ MOONCAKE: Json = {"localHostname": "h", "metadataConnstring": "etcd://h", "proto
 THREE_FS: Json = {"mountpoint": "/m", "rootDir": "r"}
 VCNS: Json = {**THREE_FS, "remoteHost": "h", "remotePort": 1, "metaStorageUri": "redis://h"}
 PVC: Json = {"pvc": {"claimName": "c"}}
+ETCD: Json = {"endpoints": ["a:1"]}
+REDIS: Json = {"address": "b:1"}
+SENTINEL: Json = {"addresses": ["c:1"], "masterName": "m"}
+IN_ETCD: Json = {"type": "etcd", "etcd": ETCD}
+IN_REDIS: Json = {"type": "redis", "redis": REDIS}
 STEPS = "must not contain '..' steps"
 
 
@@ -41,6 +48,10 @@ class Case:
         return {"apiVersion": API_VERSION, "kind": self.kind, "metadata": {"name": self.name}, "spec": deepcopy(self.spec)}
 
 
+def _redis(part: str, connection: Json, broken: str = "", inner: str = "") -> Case:
+    return Case("KVCacheManager", {part: {"type": "redis", "redis": connection}}, broken, f"spec.{part}.redis{inner}" if broken else "")
+
+
 def tolerations(**fields: Any) -> Json:
     return {"tolerations": [{"key": "a"}, fields]}
 
@@ -49,6 +60,49 @@ def file_registry(**fields: Any) -> Json:
     return {"registry": {"type": "file", "volume": PVC, **fields}}
 
 
+MODE = not_without("writeMode", "redis")
+_STORES = [
+    Case("KVCacheManager", {"replicas": 2}, SEVERAL_SENTENCE),
+    Case("KVCacheManager", {"replicas": 9, "coordination": IN_ETCD}),
+    Case("KVCacheManager", {"replicas": 2, "coordination": IN_REDIS, "registry": {"type": "redis"}, "metadataBackend": {"type": "redis"}}),
+    Case("KVCacheManager", {"replicas": 2, "coordination": IN_ETCD, "registry": {"type": "memory"}}, REGISTRY_SENTENCE),
+    Case("KVCacheManager", {"replicas": 2, "coordination": IN_ETCD, **file_registry()}, REGISTRY_SENTENCE),
+    Case("KVCacheManager", {"replicas": 1, "coordination": IN_ETCD, **file_registry()}),
+    Case("KVCacheManager", {"replicas": 2, "coordination": IN_ETCD, "registry": IN_REDIS}),
+    Case("KVCacheManager", {"replicas": 2, "coordination": IN_REDIS, "registry": IN_ETCD}),
+    Case("KVCacheManager", {"registry": {"type": "etcd"}}, no_place("registry", "etcd")),
+    Case("KVCacheManager", {"coordination": IN_ETCD, "registry": {"type": "redis"}}, no_place("registry", "redis")),
+    Case("KVCacheManager", {"coordination": IN_ETCD, "metadataBackend": {"type": "redis"}}, no_place("metadataBackend", "redis")),
+    Case("KVCacheManager", {"metadataBackend": {**IN_REDIS, "writeMode": "WriteBehind"}}),
+    Case("KVCacheManager", {"metadataBackend": {"writeMode": "WriteThrough"}}, MODE, "spec.metadataBackend"),
+    Case("KVCacheManager", {"metadataBackend": {"redis": REDIS}}, not_without("redis", "redis"), "spec.metadataBackend"),
+    Case("KVCacheManager", {"registry": {"etcd": ETCD}}, not_without("etcd", "etcd")),
+    Case("KVCacheManager", {"registry": {"redis": REDIS}}, not_without("redis", "redis"), "spec.registry"),
+    Case("KVCacheManager", {"coordination": {"type": "etcd"}}, only_with("etcd", "etcd")),
+    Case("KVCacheManager", {"coordination": {"etcd": ETCD}}, only_with("etcd", "etcd")),
+    Case("KVCacheManager", {"coordination": {"type": "redis"}}, only_with("redis", "redis")),
+    Case("KVCacheManager", {"coordination": {**IN_ETCD, "redis": REDIS}}, only_with("redis", "redis")),
+    Case("KVCacheManager", {"coordination": {"leaseDuration": "1s"}}),
+    Case("KVCacheManager", {"coordination": {"leaseDuration": "4m59s1000ms"}}),
+    Case("KVCacheManager", {"coordination": {"leaseDuration": "999ms"}}, LEASE_SENTENCE),
+    Case("KVCacheManager", {"coordination": {"leaseDuration": "5m1ms"}}, LEASE_SENTENCE),
+    *[
+        case
+        for part in ("coordination", "registry", "metadataBackend")
+        for case in (
+            _redis(part, {}, ADDRESS_SENTENCE),
+            _redis(part, {**REDIS, "sentinel": SENTINEL}, ADDRESS_SENTENCE),
+            _redis(part, {"sentinel": SENTINEL}),
+            _redis(part, {"sentinel": SENTINEL, "tls": {}}, SENTINEL_TLS_SENTENCE),
+            _redis(part, {**REDIS, "tls": {"secretName": "s", "clientCertificate": True}}),
+            _redis(part, {**REDIS, "tls": {"clientCertificate": True}}, CERTIFICATE_SENTENCE, ".tls"),
+        )
+    ],
+    *[
+        Case("KVCacheManager", {part: {"type": "etcd", "etcd": {**ETCD, "tls": {"clientCertificate": True}}}}, CERTIFICATE_SENTENCE, f"spec.{part}.etcd.tls")
+        for part in ("coordination", "registry")
+    ],
+]
 BACKENDS = "set exactly one of nfs, threeFS, vcnsThreeFS, mooncake, tairMemPool, dummy"
 VOLUMES = "set exactly one of pvc, nfs, hostPath"
 CASES = [
@@ -58,10 +112,11 @@ CASES = [
     Case("KVCacheManager", {}, MANAGER_NAME_SENTENCE, name="1a"),
     Case("KVCacheManager", {}, MANAGER_NAME_SENTENCE, name="a.b"),
     Case("KVCacheManager", {"replicas": 0}),
-    Case("KVCacheManager", {"replicas": 2}, REPLICAS_SENTENCE),
+    *_STORES,
     Case("KVCacheManager", file_registry()),
-    Case("KVCacheManager", {"registry": {"type": "file"}}, "volume must be set when type is file, and only then"),
-    Case("KVCacheManager", {"registry": {"volume": PVC}}, "volume must be set when type is file, and only then"),
+    Case("KVCacheManager", {"registry": {"type": "file"}}, VOLUME_SENTENCE),
+    Case("KVCacheManager", {"registry": {"volume": PVC}}, VOLUME_SENTENCE),
+    Case("KVCacheManager", {"registry": {"type": "memory", "volume": PVC}}, VOLUME_SENTENCE),
     Case("KVCacheManager", file_registry(path="a/..b/c")),
     Case("KVCacheManager", file_registry(path="a/../c"), f"path {STEPS}", "spec.registry"),
     Case("KVCacheManager", file_registry(path="a/"), "path must name a file, not a directory"),
@@ -115,6 +170,8 @@ CASES = [
     Case("InstanceGroup", backend("file:///d/..n")),
     Case("InstanceGroup", backend("file:///d/../n"), f"uri {STEPS}"),
     Case("InstanceGroup", {**GROUP, "metadataIndex": {"backend": {"type": "local"}}}),
+    Case("InstanceGroup", {**GROUP, "metadataIndex": {"backend": {"type": "redis", "writeMode": "WriteBehind"}}}),
+    Case("InstanceGroup", {**GROUP, "metadataIndex": {"backend": {"type": "local", "writeMode": "WriteThrough"}}}, MODE),
     Case("InstanceGroup", {**GROUP, "metadataIndex": {"backend": {"type": "file"}}}, "uri must be set when type is file, and only then"),
     Case("InstanceGroup", {**GROUP, "metadataIndex": {"backend": {"type": "local", "uri": "file:///n"}}}, "uri must be set when type is file, and only then"),
 ]
@@ -132,6 +189,7 @@ class Change:
 
 CHANGES = [
     Change("KVCacheManager", {}, {"replicas": 0, "registry": {"type": "file", "volume": PVC}, "service": {"ports": {"metaGrpc": 1}}}),
+    Change("KVCacheManager", {"replicas": 3, "coordination": IN_ETCD}, {"replicas": 5, "coordination": IN_REDIS, "metadataBackend": IN_REDIS}),
     Change("Storage", NFS, {**NFS, "nfs": {"rootPath": "/b"}, "enabled": False, "volume": PVC}),
     Change("Storage", NFS, {**NFS, "name": "other"}, (NAME_FIXED,)),
     Change("Storage", {**NFS, "name": "x"}, NFS, (NAME_FIXED,)),

@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from kvcm.common.redaction import redact_uri
 from kvcm.config.model import (
     CacheConfig,
     CachePreferStrategy,
     InstanceGroup,
     MetaBackendConfig,
+    MetaIndexerConfig,
     Quota,
     QuotaConfig,
     ReclaimPolicy,
@@ -71,8 +73,8 @@ _UNBUILT_QUOTAS = ("mooncake", "tair_mem_pool", "tair_mem_pool_ssd")
 _UNBUILT_PREFERENCES = ("Mooncake", "TairMemPool", "TairMemPoolSSD")
 # What a new group says about reclaim, which no spec can: the values of the built-in group (`kvcm.config.startup`).
 _NEW_RECLAIM = ReclaimStrategy(reclaim_policy=ReclaimPolicy.LRU, trigger_strategy=TriggerStrategy(used_percentage=0.8))
-_METADATA_TYPES = {"local": "local", "file": "dummy"}
-_METADATA_WORDS = {server: word for word, server in _METADATA_TYPES.items()}
+_METADATA_TYPES = {("local", None): "local", ("file", None): "dummy", ("redis", "WriteThrough"): "redis", ("redis", "WriteBehind"): "async_redis"}
+_METADATA_WORDS = {server: words for words, server in _METADATA_TYPES.items()}
 
 
 def type_word(kind: StorageType) -> str:
@@ -177,21 +179,28 @@ def _masked(uri: str) -> str:
 # -- groups -----------------------------------------------------------------------------------------------------------------------------------
 
 
-def group_from_resource(resource: InstanceGroupResource, base: InstanceGroup | None = None, server_names: Mapping[str, str] | None = None) -> InstanceGroup:
+def group_from_resource(
+    resource: InstanceGroupResource,
+    base: InstanceGroup | None = None,
+    server_names: Mapping[str, str] | None = None,
+    default_backend: MetaBackendConfig | None = None,
+) -> InstanceGroup:
     """What the manager should hold for a resource. Raises UnsupportedResource. `version` is base's (1 for a new group) and the caller's to raise.
 
     server_names: metadata name of a Storage resource -> its name on the server; a name that is missing there is a server name already.
+    default_backend: where a new group's metadata is kept when the spec does not say; in memory unless given.
     """
     _check_group_built(resource)
     spec = resource.spec
     storages = tuple(dict.fromkeys((server_names or {}).get(name, name) for name in spec.storages))
+    index = MetaIndexerConfig(backend=default_backend or MetaBackendConfig())
     start = base or InstanceGroup(
         name=resource.server_name,
         storage_candidates=storages,
         global_quota_group_name=resource.server_name,
         max_instance_count=spec.max_instances,
         quota=Quota(0),
-        cache_config=CacheConfig(reclaim_strategy=_NEW_RECLAIM),
+        cache_config=CacheConfig(reclaim_strategy=_NEW_RECLAIM, meta_indexer=index),
     )
     return replace(
         start,
@@ -236,7 +245,7 @@ def _cache_config(resource: InstanceGroupResource, start: CacheConfig, storages:
     index = replace(start.meta_indexer, max_key_count=spec.metadata_index.max_keys)
     backend = spec.metadata_index.backend
     if backend is not None:
-        index = replace(index, backend=MetaBackendConfig(_METADATA_TYPES[backend.type], backend.uri or ""))
+        index = replace(index, backend=MetaBackendConfig(_metadata_type(backend.type, backend.write_mode), backend.uri or ""))
     return replace(start, reclaim_strategy=reclaim, data_storage_strategy=_PREFERENCES[spec.placement.preference], meta_indexer=index)
 
 
@@ -261,7 +270,12 @@ def group_spec(group: InstanceGroup) -> Json:
 
 
 def _metadata_backend(backend: MetaBackendConfig) -> Json:
-    word = _METADATA_WORDS.get(backend.storage_type, backend.storage_type)
-    if word == "local" or not backend.storage_uri:
-        return {"type": word}
-    return {"type": word, "uri": backend.storage_uri if word == "file" else _masked(backend.storage_uri)}
+    word, mode = _METADATA_WORDS.get(backend.storage_type, (backend.storage_type, None))
+    found: Json = {"type": word} if mode is None else {"type": word, "writeMode": mode}
+    if word != "local" and backend.storage_uri:
+        found["uri"] = backend.storage_uri if word == "file" else redact_uri(backend.storage_uri)
+    return found
+
+
+def _metadata_type(word: str, mode: str | None) -> str:
+    return _METADATA_TYPES[word, (mode or "WriteThrough") if word == "redis" else None]

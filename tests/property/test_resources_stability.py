@@ -101,7 +101,11 @@ group_documents = st.builds(
                 {},
                 {
                     "maxKeys": st.integers(1, 10**10),
-                    "backend": st.one_of(st.just({"type": "local"}), st.fixed_dictionaries({"type": st.just("file"), "uri": folders.map("file:///{}".format)})),
+                    "backend": st.one_of(
+                        st.just({"type": "local"}),
+                        _some({"type": st.just("redis")}, {"writeMode": st.sampled_from(["WriteThrough", "WriteBehind"])}),
+                        st.fixed_dictionaries({"type": st.just("file"), "uri": folders.map("file:///{}".format)}),
+                    ),
                 },
             ),
         },

@@ -59,6 +59,7 @@ GROUP_CHANGES: dict[str, Any] = {
     "metadataIndex.maxKeys": 7,
     "metadataIndex.backend.type": "local",
     "metadataIndex.backend.uri": "file:///other",
+    "metadataIndex.backend.writeMode": "WriteBehind",
 }
 # Which manager, when to take over or to delete, and what to mount: for whoever applies a resource, never sent to the manager.
 FOR_THE_APPLIER = {
@@ -108,7 +109,9 @@ def _storage_base(path: str) -> Json:
 
 def _group_base(path: str = "") -> Json:
     spec: Json = {"storages": ["a", "b"], "quota": {"total": "1Gi"}}
-    if path.startswith("metadataIndex.backend"):
+    if path == "metadataIndex.backend.writeMode":
+        spec["metadataIndex"] = {"backend": {"type": "redis"}}
+    elif path.startswith("metadataIndex.backend"):
         spec["metadataIndex"] = {"backend": {"type": "file", "uri": "file:///x"}}
     return _resource("InstanceGroup", spec)
 

@@ -15,7 +15,8 @@ from kvcm.coordination.open import open_coordinator
 from kvcm.resources.errors import ResourceError
 from kvcm.resources.loader import load
 from kvcm.resources.manager import KVCacheManagerResource
-from kvcm.resources.manager_settings import REGISTRY_MOUNT, manager_settings, settings_file, settings_problems
+from kvcm.resources.manager_settings import manager_settings, settings_file, settings_problems
+from kvcm.resources.manager_uris import REGISTRY_MOUNT
 from kvcm.resources.parse import parse_manager
 from kvcm.resources.schema import KINDS, crd, node_at
 
@@ -31,9 +32,10 @@ def _manager(spec: dict[str, Any], status: dict[str, Any] | None = None) -> KVCa
 
 
 def test_the_defaults_are_a_manager_in_memory_on_the_known_ports() -> None:
-    text = settings_file(_manager({}).spec)
+    text = settings_file(_manager({}))
     assert text.splitlines() == [
         "kvcm.coordination.uri=memory://",
+        "kvcm.leader_elector.lease_ms=10000",
         "kvcm.service.admin_auth_token_file=/etc/kvcm-admin-token/token",
         "kvcm.service.admin_http_port=6492",
         "kvcm.service.admin_rpc_port=6491",
@@ -44,8 +46,8 @@ def test_the_defaults_are_a_manager_in_memory_on_the_known_ports() -> None:
 
 def test_a_manager_starts_with_the_file_of_a_full_spec_and_warns_of_nothing() -> None:
     document = yaml.safe_load((GOOD / "manager-full.yaml").read_text(encoding="utf-8"))
-    spec = parse_manager(document).spec
-    loaded = load_settings(settings_file(spec), [], {})
+    manager = parse_manager(document)
+    loaded = load_settings(settings_file(manager), [], {})
     assert loaded.warnings == ()
     settings = loaded.settings
     assert settings.registry_storage_uri == f"local://{REGISTRY_MOUNT}/demo/registry.json"
@@ -60,7 +62,7 @@ def test_a_manager_starts_with_the_file_of_a_full_spec_and_warns_of_nothing() ->
 def test_the_order_of_settings_does_not_change_the_file() -> None:
     one = {"kvcm.metrics.prometheus_prefix": "x", "kvcm.logger.log_level": "3"}
     other = dict(reversed(one.items()))
-    assert settings_file(_manager({"settings": one}).spec) == settings_file(_manager({"settings": other}).spec)
+    assert settings_file(_manager({"settings": one})) == settings_file(_manager({"settings": other}))
 
 
 def test_a_value_of_a_setting_is_never_repeated() -> None:
@@ -79,9 +81,9 @@ def test_whatever_start_up_would_warn_about_is_refused() -> None:
 
 
 def test_every_setting_that_a_field_decides_is_refused_as_a_setting() -> None:
-    for key in manager_settings(_manager({}).spec):
+    for key in manager_settings(_manager({})):
         (problem,) = settings_problems({key: "1"})
-        assert problem.startswith(f"{key} cannot be set here: set spec.")
+        assert problem.startswith((f"{key} cannot be set here: set spec.", f"{key} cannot be set here: the operator sets it"))
 
 
 def test_too_much_of_anything_is_refused() -> None:
