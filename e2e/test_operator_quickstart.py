@@ -28,7 +28,7 @@ pytestmark = pytest.mark.e2e
 
 _NAMESPACE = "kvcm-quickstart"
 _ALL = ("kvcachemanager/demo", "storage/demo", "instancegroup/demo")
-_CHILDREN = {"StatefulSet": ["demo"], "Service": ["demo", "demo-nodes"], "ConfigMap": ["demo-config"], "ServiceAccount": ["demo-manager"]}
+_CHILDREN = {"StatefulSet": ["demo"], "Service": ["demo", "demo-leader", "demo-nodes"], "ConfigMap": ["demo-config"], "ServiceAccount": ["demo-manager"]}
 
 
 def test_fresh_cluster_to_blocks_and_back(

@@ -10,21 +10,19 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, model_validator
 
-from kvcm.resources.base import Model, ResourceName
-from kvcm.resources.manager_security import SecretEntry
+from kvcm.resources.base import SERVER_NAME, Model, ResourceName
+from kvcm.resources.manager_security import SECRET_KEY
 
 MAX_ENDPOINTS = 16
 MAX_DATABASE = 65_535
 _PORT = r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _HOST = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 _ENDPOINT = rf"^({_HOST}|\[[0-9A-Fa-f:.]+\]):{_PORT}$"
-_SERVER = rf"^{_HOST}$"
 _PREFIX = r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$"
 _WORD = r"^[A-Za-z0-9._-]+$"
 
 PATTERN_SENTENCES = {
     _ENDPOINT: "must be a host and a port, such as etcd-0.etcd:2379, without a scheme; an IPv6 address stands in brackets",
-    _SERVER: "must be a host name or an IPv4 address",
     _PREFIX: "must consist of letters, digits, '.', '-' and '_', and of '/' between them",
     _WORD: "must consist of letters, digits, '.', '-' and '_'",
 }
@@ -33,7 +31,8 @@ CERTIFICATE_SENTENCE = "secretName must be set when clientCertificate is true"
 ADDRESS_SENTENCE = "set exactly one of address, sentinel"
 SENTINEL_TLS_SENTENCE = "tls is only for address: TLS towards sentinels is not built in this version"
 
-Endpoint = Annotated[str, StringConstraints(max_length=200, pattern=_ENDPOINT)]
+Endpoint = Annotated[str, StringConstraints(max_length=180, pattern=_ENDPOINT)]
+_Entry = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=SECRET_KEY)]
 Endpoints = Annotated[tuple[Endpoint, ...], Field(min_length=1, max_length=MAX_ENDPOINTS, strict=False, json_schema_extra={"x-kubernetes-list-type": "atomic"})]
 
 
@@ -57,7 +56,7 @@ class StoreTls(Model):
 class EtcdTls(StoreTls):
     """TLS towards etcd. Renewed certificates in the Secret count without a restart."""
 
-    server_name: Annotated[str, StringConstraints(max_length=253, pattern=_SERVER)] | None = Field(
+    server_name: Annotated[str, StringConstraints(max_length=253, pattern=SERVER_NAME)] | None = Field(
         default=None, description="The name in etcd's certificates, where it is not the endpoint's."
     )
 
@@ -66,16 +65,16 @@ class EtcdCredentials(Model):
     """User and password of etcd. They are read at each login, so that a changed Secret counts without a restart."""
 
     secret_name: ResourceName = Field(description="Name of the Secret, for example of type kubernetes.io/basic-auth.")
-    username_key: SecretEntry = Field(default="username", description="Key of the user's name within it.")
-    password_key: SecretEntry = Field(default="password", description="Key of the password within it.")
+    username_key: _Entry = Field(default="username", description="Key of the user's name within it.")
+    password_key: _Entry = Field(default="password", description="Key of the password within it.")
 
 
 class RedisCredentials(Model):
     """Password of Redis. It is read for each connection, so that a changed Secret counts without a restart."""
 
     secret_name: ResourceName = Field(description="Name of the Secret.")
-    username_key: SecretEntry | None = Field(default=None, description="Key of the user's name within it; unset: the default user.")
-    password_key: SecretEntry = Field(default="password", description="Key of the password within it.")
+    username_key: _Entry | None = Field(default=None, description="Key of the user's name within it; unset: the default user.")
+    password_key: _Entry = Field(default="password", description="Key of the password within it.")
 
 
 class EtcdConnection(Model):

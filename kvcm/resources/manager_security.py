@@ -12,19 +12,16 @@ from pydantic import Field, StringConstraints, model_validator
 from kvcm.resources.base import Model, ResourceName
 
 DEFAULT_KEY = "token"
-_KEY = r"^[-._a-zA-Z0-9]+$"
-PATTERN_SENTENCES = {_KEY: "must be a key of a Secret: letters, digits, '-', '_' and '.'"}
+SECRET_KEY = r"^[-._a-zA-Z0-9]+$"
+PATTERN_SENTENCES = {SECRET_KEY: "must be a key of a Secret: letters, digits, '-', '_' and '.'"}
 SECRET_SENTENCE = "secret must be set when type is secret, and only then"
-
-
-SecretEntry = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=_KEY)]
 
 
 class SecretKey(Model):
     """One entry of a Secret in the manager's namespace."""
 
     name: ResourceName = Field(description="Name of the Secret.")
-    key: SecretEntry = Field(default=DEFAULT_KEY, description="Key within it.")
+    key: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=SECRET_KEY)] = Field(default=DEFAULT_KEY, description="Key within it.")
 
 
 class AdminToken(Model):

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvcm.resources.manager import KVCacheManagerResource, ServicePorts
 from kvcm.resources.manager_settings import settings_file
+from kvcm.resources.manager_uris import elects
 from kvcm_operator import names
 from kvcm_operator.children_pods import CONFIG_MOUNT, STARTUP_FILE, Mount, stateful_set
 from kvcm_operator.world import Json
@@ -29,6 +30,9 @@ def build(resource: KVCacheManagerResource, uid: str, image: str, mounts: Sequen
         service_account(resource),
         headless_service(resource),
         client_service(resource),
+        leader_service(resource),
+        *([role_binding(resource)] if elects(resource.spec) else []),
+        disruption_budget(resource),
         stateful_set(resource, image, mounts, config_hash=digest(config["data"])),
     ]
     return [_owned(piece, resource, uid) for piece in pieces]
@@ -36,12 +40,12 @@ def build(resource: KVCacheManagerResource, uid: str, image: str, mounts: Sequen
 
 def config_map(resource: KVCacheManagerResource) -> Json:
     """The manager's settings, and a start-up configuration without any storage and group: only resources configure it."""
-    settings = settings_file(resource.spec) + f"kvcm.startup_config={CONFIG_MOUNT}/{STARTUP_FILE}\n"
+    settings = settings_file(resource) + f"kvcm.startup_config={CONFIG_MOUNT}/{STARTUP_FILE}\n"
     return _object(resource, "v1", "ConfigMap", names.config_map(resource.metadata.name), data={SETTINGS_FILE: settings, STARTUP_FILE: "{}\n"})
 
 
 def service_account(resource: KVCacheManagerResource) -> Json:
-    # A manager asks the API server for nothing in this version.
+    # Only pods that elect a leader ask the API server for anything, and their own spec says so.
     return _object(resource, "v1", "ServiceAccount", names.service_account(resource.metadata.name), automountServiceAccountToken=False)
 
 
@@ -52,7 +56,36 @@ def headless_service(resource: KVCacheManagerResource) -> Json:
 
 
 def client_service(resource: KVCacheManagerResource) -> Json:
+    """All ready pods: whichever answers says who leads."""
     return _object(resource, "v1", "Service", names.client_service(resource.metadata.name), spec=_service_spec(resource) | {"type": "ClusterIP"})
+
+
+def leader_service(resource: KVCacheManagerResource) -> Json:
+    """The pod that leads. It labels itself, so this follows an election also while the operator is away; one that is alone leads without a label."""
+    spec = _service_spec(resource) | {"type": "ClusterIP"}
+    if elects(resource.spec):
+        spec["selector"] = {**spec["selector"], names.ROLE_LABEL: names.LEADER}
+    return _object(resource, "v1", "Service", names.leader_service(resource.metadata.name), spec=spec)
+
+
+def role_binding(resource: KVCacheManagerResource) -> Json:
+    """Get, list and patch pods of the namespace, for the label of the leader. To a role that is there already: an operator that could make roles
+    could make any."""
+    name, namespace = resource.metadata.name, resource.metadata.namespace
+    return _object(
+        resource,
+        "rbac.authorization.k8s.io/v1",
+        "RoleBinding",
+        names.role_binding(name),
+        roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": names.POD_ROLE},
+        subjects=[{"kind": "ServiceAccount", "name": names.service_account(name), "namespace": namespace}],
+    )
+
+
+def disruption_budget(resource: KVCacheManagerResource) -> Json:
+    """Nodes are drained one manager at a time; a single one may always go."""
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": names.selector(resource.metadata.name)}}
+    return _object(resource, "policy/v1", "PodDisruptionBudget", names.disruption_budget(resource.metadata.name), spec=spec)
 
 
 def port_names(ports: ServicePorts) -> dict[str, int]:

@@ -12,9 +12,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvcm.resources.manager import KVCacheManagerResource, KVCacheManagerSpec
+from kvcm.resources.manager import KVCacheManagerResource
 from kvcm.resources.manager_security import DEFAULT_KEY
-from kvcm.resources.manager_settings import ADMIN_TOKEN_MOUNT, REGISTRY_MOUNT, TLS_MOUNT
+from kvcm.resources.manager_settings import ADMIN_TOKEN_MOUNT, TLS_MOUNT
+from kvcm.resources.manager_uris import REGISTRY_MOUNT, STORES_MOUNT, elects, secret_mounts
 from kvcm_operator import names
 from kvcm_operator.mounts import volume_source
 from kvcm_operator.world import Json
@@ -27,7 +28,7 @@ CONTAINER = "manager"
 USER = 65532
 # Draining takes up to half a minute; the kubelet must not be faster.
 STOP_S = 60
-OWN_PATHS = (CONFIG_MOUNT, STATE_MOUNT, REGISTRY_MOUNT, ADMIN_TOKEN_MOUNT, TLS_MOUNT, "/tmp")
+OWN_PATHS = (CONFIG_MOUNT, STATE_MOUNT, REGISTRY_MOUNT, ADMIN_TOKEN_MOUNT, TLS_MOUNT, STORES_MOUNT, "/tmp")
 # Readable by the group of the manager, and by nobody else.
 _SECRET_MODE = 0o440
 
@@ -85,10 +86,12 @@ def _pod_spec(resource: KVCacheManagerResource, image: str, mounts: Sequence[Mou
         own.append(("admin-token", ADMIN_TOKEN_MOUNT, {"secret": {"secretName": token[0], "defaultMode": _SECRET_MODE}}))
     if spec.tls is not None:
         own.append(("tls", TLS_MOUNT, {"secret": {"secretName": spec.tls.secret_name, "defaultMode": _SECRET_MODE}}))
+    own += [(one.name, one.path, {"secret": {"secretName": one.secret, "defaultMode": _SECRET_MODE}}) for one in secret_mounts(spec)]
     volumes = [*own, *((mount.name, mount.path, mount.source) for mount in mounts)]
     pod: Json = {
         "serviceAccountName": names.service_account(resource.metadata.name),
-        "automountServiceAccountToken": False,
+        # For the label of the leader (`names.POD_ROLE`); one that is alone has no business with the API server.
+        "automountServiceAccountToken": elects(spec),
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": STOP_S,
         "securityContext": {
@@ -101,15 +104,25 @@ def _pod_spec(resource: KVCacheManagerResource, image: str, mounts: Sequence[Mou
         },
         "nodeSelector": dict(spec.node_selector),
         "tolerations": [item.model_dump(mode="json", by_alias=True, exclude_none=True) for item in spec.tolerations],
-        "affinity": spec.affinity.model_dump(mode="json", by_alias=True, exclude_none=True) if spec.affinity is not None else {},
-        "containers": [_container(spec, image, [(name, path) for name, path, _ in volumes])],
+        "affinity": _affinity(resource),
+        "containers": [_container(resource, image, [(name, path) for name, path, _ in volumes])],
         "volumes": [{"name": name, **source} for name, _, source in volumes],
     }
     return pod
 
 
-def _container(spec: KVCacheManagerSpec, image: str, mounts: Sequence[tuple[str, str]]) -> Json:
-    ports = spec.service.ports
+def _affinity(resource: KVCacheManagerResource) -> Json:
+    """As the spec says. Where it says nothing about other pods: rather not two managers of one service on one node."""
+    said: Json = resource.spec.affinity.model_dump(mode="json", by_alias=True, exclude_none=True) if resource.spec.affinity is not None else {}
+    others = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": names.selector(resource.metadata.name)}}
+    apart = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": others}]}
+    return {"podAntiAffinity": apart, **said}
+
+
+def _container(resource: KVCacheManagerResource, image: str, mounts: Sequence[tuple[str, str]]) -> Json:
+    spec, ports = resource.spec, resource.spec.service.ports
+    # A name that outlives the pod's address and that a certificate can have; resolvers of pods put the cluster's domain behind it.
+    host = f"$(POD_NAME).{names.headless_service(resource.metadata.name)}.$(POD_NAMESPACE).svc"
     numbers = {"meta-grpc": ports.meta_grpc, "meta-http": ports.meta_http, "admin-grpc": ports.admin_grpc, "admin-http": ports.admin_http}
     return {
         "name": CONTAINER,
@@ -117,8 +130,8 @@ def _container(spec: KVCacheManagerSpec, image: str, mounts: Sequence[tuple[str,
         "imagePullPolicy": spec.image_pull_policy,
         # Names and addresses differ by pod, so they are arguments and not in the file.
         "command": ["kvcm", "serve", "--config-file", f"{CONFIG_MOUNT}/kvcm.conf"],
-        "args": ["--env", "kvcm.leader_elector.node_id=$(POD_NAME)", "--env", "kvcm.service.advertised_host=$(POD_IP)"],
-        "env": [_from_pod("POD_NAME", "metadata.name"), _from_pod("POD_IP", "status.podIP")],
+        "args": ["--env", "kvcm.leader_elector.node_id=$(POD_NAME)", "--env", f"kvcm.service.advertised_host={host}"],
+        "env": [_from_pod("POD_NAME", "metadata.name"), _from_pod("POD_NAMESPACE", "metadata.namespace")],
         "ports": [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in numbers.items()],
         # Health says no while a leader is missing or recovery runs; restarting would not help then, so only a closed port counts as dead.
         "livenessProbe": {"tcpSocket": {"port": "admin-http"}, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},

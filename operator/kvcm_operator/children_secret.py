@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from kvcm.resources.manager import KVCacheManagerResource
 from kvcm.resources.manager_security import DEFAULT_KEY
+from kvcm.resources.manager_uris import secret_mounts
 from kvcm_operator import names
 from kvcm_operator.access import TLS_KEYS, entry
 from kvcm_operator.children import owner
@@ -50,6 +51,9 @@ def wanted_entries(resource: KVCacheManagerResource) -> dict[Ref, tuple[str, ...
     if spec.tls is not None:
         ref = Ref("Secret", namespace, spec.tls.secret_name)
         found[ref] = found.get(ref, ()) + TLS_KEYS
+    for mount in secret_mounts(spec):
+        ref = Ref("Secret", namespace, mount.secret)
+        found[ref] = found.get(ref, ()) + mount.keys
     return found
 
 

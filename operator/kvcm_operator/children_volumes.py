@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kvcm.resources.errors import ResourceError
 from kvcm.resources.manager_settings import ADMIN_TOKEN_MOUNT, TLS_MOUNT
+from kvcm.resources.manager_uris import STORES_MOUNT
 from kvcm.resources.parse import parse_resource
 from kvcm.resources.storage import StorageResource
 from kvcm_operator.children_pods import CONFIG_MOUNT, OWN_PATHS, Mount
@@ -20,7 +21,7 @@ from kvcm_operator.subject import Subject, mapping
 from kvcm_operator.world import Json
 
 # Nothing can be mounted at or below these: the kernel's own, and the manager's that are mounted read-only, where no directory can be made.
-_CLOSED = ("/proc", "/sys", "/dev", CONFIG_MOUNT, ADMIN_TOKEN_MOUNT, TLS_MOUNT)
+_CLOSED = ("/proc", "/sys", "/dev", CONFIG_MOUNT, ADMIN_TOKEN_MOUNT, TLS_MOUNT, STORES_MOUNT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where the admin API of a manager is: its client Service, or an address given for it.
+"""Where the admin API of a manager is: its leader Service, or an address given for it.
 
 `KVCM_OPERATOR_ADMIN_OVERRIDE` is `namespace/name=host:port`, several with commas: for an operator outside the cluster, where Service names and
 addresses mean nothing.
@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from kvcm.client.admin_client import AdminClient
 from kvcm.common.errors import InvalidArgument
 from kvcm_operator.access import access
-from kvcm_operator.names import client_service
+from kvcm_operator.names import leader_service
 from kvcm_operator.world import AdminApi, KubeApi
 
 TIMEOUT_S = 10.0
@@ -32,7 +32,7 @@ class Directory:
     def address(self, namespace: str, manager: str, port: int) -> str:
         given = self._overrides.get((namespace, manager))
         # With the dot at the end a resolver asks once instead of trying every search domain.
-        return given or f"{client_service(manager)}.{namespace}.svc.{self._domain}.:{port}"
+        return given or f"{leader_service(manager)}.{namespace}.svc.{self._domain}.:{port}"
 
     def connect(self, namespace: str, manager: str, port: int) -> AbstractAsyncContextManager[AdminApi]:
         return self._connect(namespace, manager, port)

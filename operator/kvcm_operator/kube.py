@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from kvcm.common.clock import Clock
 from kvcm.common.errors import Conflict, InvalidArgument, KvcmError, NotFound
 from kvcm_operator.kube_transport import Transport
+from kvcm_operator.kube_versions import Versions
 from kvcm_operator.subject import mapping, seconds_since, timestamp
 from kvcm_operator.world import FINALIZER, Event, Json, Ref
 
@@ -30,19 +31,22 @@ KINDS = {
     "Secret": ("/api/v1", "secrets", "v1"),
     "Pod": ("/api/v1", "pods", "v1"),
     "Event": ("/api/v1", "events", "v1"),
+    "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings", "rbac.authorization.k8s.io/v1"),
+    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets", "policy/v1"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases", "coordination.k8s.io/v1"),
 }
-"""Kind -> path of its API version, plural, apiVersion."""
+"""Kind -> path of its API version, plural, apiVersion. For kinds that moved (`kube_versions`) the newest one: callers know no other."""
 
 
 class HttpKube:
     def __init__(self, transport: Transport, clock: Clock) -> None:
         self._transport = transport
         self._clock = clock
+        self._versions = Versions(transport, clock)
 
     async def get(self, ref: Ref) -> Json | None:
         try:
-            return _complete(ref.kind, await self._transport.request("GET", path_of(ref)))
+            return _complete(ref.kind, await self._transport.request("GET", await self._path_of(ref)))
         except NotFound:
             return None
 
@@ -50,9 +54,10 @@ class HttpKube:
         query = {"limit": str(PAGE)}
         if labels:
             query["labelSelector"] = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+        folder = await self._folder(kind, namespace)
         found: list[Json] = []
         for _ in range(MAX_PAGES):
-            page = await self._transport.request("GET", _folder(kind, namespace), query)
+            page = await self._transport.request("GET", folder, query)
             # Items of a list carry neither kind nor version.
             found += [_complete(kind, item) for item in page.get("items") or []]
             more = mapping(page.get("metadata")).get("continue")
@@ -62,16 +67,18 @@ class HttpKube:
         return found
 
     async def create(self, body: Json) -> None:
-        await self._transport.request("POST", _folder(body["kind"], body["metadata"]["namespace"]), body=body)
+        folder = await self._folder(body["kind"], body["metadata"]["namespace"])
+        await self._transport.request("POST", folder, body=await self._versioned(body))
 
     async def replace(self, body: Json) -> None:
         meta = body["metadata"]
-        await self._transport.request("PUT", path_of(Ref(body["kind"], meta["namespace"], meta["name"])), body=body)
+        path = await self._path_of(Ref(body["kind"], meta["namespace"], meta["name"]))
+        await self._transport.request("PUT", path, body=await self._versioned(body))
 
     async def patch_status(self, ref: Ref, uid: str, patch: Json) -> None:
         body = {"metadata": {"uid": uid}, "status": patch}
         try:
-            await self._transport.request("PATCH", f"{path_of(ref)}/status", body=body)
+            await self._transport.request("PATCH", f"{await self._path_of(ref)}/status", body=body)
         except InvalidArgument as error:
             # A server tells another uid as an attempt to change it.
             if "uid" in error.message.lower():
@@ -83,13 +90,13 @@ class HttpKube:
         others = [name for name in meta.get("finalizers") or [] if name != FINALIZER]
         patch = {"metadata": {"resourceVersion": meta["resourceVersion"], "finalizers": others}}
         try:
-            await self._transport.request("PATCH", path_of(Ref(body["kind"], meta["namespace"], meta["name"])), body=patch)
+            await self._transport.request("PATCH", await self._path_of(Ref(body["kind"], meta["namespace"], meta["name"])), body=patch)
         except NotFound:
             return
 
     async def delete(self, ref: Ref, uid: str) -> None:
         try:
-            await self._transport.request("DELETE", path_of(ref), body={"preconditions": {"uid": uid}})
+            await self._transport.request("DELETE", await self._path_of(ref), body={"preconditions": {"uid": uid}})
         except NotFound:
             return
 
@@ -112,7 +119,21 @@ class HttpKube:
         if old is None or seconds_since(str(old.get("lastTimestamp") or ""), self._clock.wall_us()) < EVENT_WINDOW_S:
             return
         patch = {"count": int(old.get("count") or 1) + 1, "lastTimestamp": body["lastTimestamp"]}
-        await self._transport.request("PATCH", path_of(ref), body=patch)
+        await self._transport.request("PATCH", await self._path_of(ref), body=patch)
+
+    async def _path_of(self, ref: Ref) -> str:
+        return f"{await self._folder(ref.kind, ref.namespace)}/{ref.name}"
+
+    async def _folder(self, kind: str, namespace: str) -> str:
+        prefix, plural, _ = KINDS[kind]
+        version = await self._versions.of(kind)
+        if version is not None:
+            prefix = f"/apis/{version}"
+        return f"{prefix}/namespaces/{namespace}/{plural}" if namespace else f"{prefix}/{plural}"
+
+    async def _versioned(self, body: Json) -> Json:
+        version = await self._versions.of(body["kind"])
+        return body if version is None else {**body, "apiVersion": version}
 
 
 def event_body(event: Event, now: str) -> Json:
@@ -139,15 +160,6 @@ def event_body(event: Event, now: str) -> Json:
         "reportingComponent": f"kvcm.io/{COMPONENT}",
         "reportingInstance": COMPONENT,
     }
-
-
-def path_of(ref: Ref) -> str:
-    return f"{_folder(ref.kind, ref.namespace)}/{ref.name}"
-
-
-def _folder(kind: str, namespace: str) -> str:
-    prefix, plural, _ = KINDS[kind]
-    return f"{prefix}/namespaces/{namespace}/{plural}" if namespace else f"{prefix}/{plural}"
 
 
 def _complete(kind: str, body: Json) -> Json:

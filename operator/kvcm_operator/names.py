@@ -5,10 +5,19 @@ from __future__ import annotations
 from kvcm_operator.world import MANAGER_LABEL
 
 COMPONENT_LABEL = "app.kubernetes.io/component"
+ROLE_LABEL = "kvcm.io/role"
+LEADER = "leader"
+"""The label and its value that the manager which leads puts on its own pod (`kvcm.kubernetes.label_pod`)."""
+POD_ROLE = "kvcm-manager"
+"""The ClusterRole that lets a manager label pods of its namespace; it is installed with the operator, which may hand it out and does not have it."""
 
 
 def client_service(manager: str) -> str:
     return manager
+
+
+def leader_service(manager: str) -> str:
+    return f"{manager}-leader"
 
 
 def headless_service(manager: str) -> str:
@@ -24,6 +33,14 @@ def config_map(manager: str) -> str:
 
 
 def service_account(manager: str) -> str:
+    return f"{manager}-manager"
+
+
+def role_binding(manager: str) -> str:
+    return f"{manager}-manager"
+
+
+def disruption_budget(manager: str) -> str:
     return f"{manager}-manager"
 
 

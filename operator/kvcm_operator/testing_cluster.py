@@ -11,7 +11,7 @@ from kvcm_operator.subject import Subject, mapping
 from kvcm_operator.testing import FakeKube
 from kvcm_operator.world import Json, Ref
 
-OWNED = ("StatefulSet", "Service", "ConfigMap", "ServiceAccount", "Secret", "Pod")
+OWNED = ("StatefulSet", "Service", "ConfigMap", "ServiceAccount", "RoleBinding", "PodDisruptionBudget", "Secret", "Pod")
 STOPS_SLOWLY = ("test/kubelet",)
 
 

@@ -135,6 +135,8 @@ def test_a_whole_service_cut_off_anywhere_still_comes_up_with_one_pod() -> None:
             "create ServiceAccount demo-manager",
             "create Service demo-nodes",
             "create Service demo",
+            "create Service demo-leader",
+            "create PodDisruptionBudget demo-manager",
             "create StatefulSet demo",
         ]
         assert house.admin.calls == ["add_storage fast", "create_group chat"]

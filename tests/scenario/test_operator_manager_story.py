@@ -91,7 +91,7 @@ def test_everything_is_owned_and_goes_with_the_manager() -> None:
         await house.settle_cluster()
         house.kube.mark_deleted(BOSS)
         await house.settle_cluster()
-        for kind in ("KVCacheManager", "StatefulSet", "Service", "ConfigMap", "ServiceAccount", "Pod"):
+        for kind in ("KVCacheManager", "StatefulSet", "Service", "ConfigMap", "ServiceAccount", "PodDisruptionBudget", "Pod"):
             assert house.kube.refs(kind) == [], kind
 
     run(story)
@@ -135,7 +135,7 @@ def test_nobody_waits_for_a_paused_dependent_or_after_a_forced_release() -> None
 
 @pytest.mark.parametrize(
     "change",
-    [{"settings": {"kvcm.leader_elector.lease_ms": "5000"}}, {"image": "kvcm:2"}, {"service": {"ports": {"adminGrpc": 7000}}}],
+    [{"coordination": {"leaseDuration": "5s"}}, {"image": "kvcm:2"}, {"service": {"ports": {"adminGrpc": 7000}}}],
 )
 def test_a_new_spec_replaces_the_pod_and_is_not_ready_before(change: dict[str, Any]) -> None:
     async def story(house: House) -> None:

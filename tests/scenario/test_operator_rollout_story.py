@@ -26,9 +26,7 @@ SET = Ref("StatefulSet", "default", "demo")
 Story = Callable[[House, Nodes], Awaitable[None]]
 
 
-@pytest.fixture(autouse=True)
-def _several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcm.resources.manager.MAX_REPLICAS", 9)
+COORDINATION: Json = {"type": "etcd", "etcd": {"endpoints": ["etcd:2379"]}}
 
 
 def run(story: Story, replicas: int = 3) -> None:
@@ -38,7 +36,7 @@ def run(story: Story, replicas: int = 3) -> None:
         house = House(dict(RECONCILERS))
         nodes = house.with_nodes()
         house.cluster.slow_stop = True
-        house.kube.put(applied_manager(replicas=replicas))
+        house.kube.put(applied_manager(replicas=replicas, coordination=COORDINATION))
         await house.beats(partial(ready, house))
         assert nodes.leader == "demo-0"
         house.kube.writes.clear()

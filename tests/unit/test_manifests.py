@@ -13,6 +13,7 @@ import yaml
 from kvcm.resources.manager import KVCacheManagerResource
 from kvcm.resources.parse import Resource, parse_manager, parse_resource
 from kvcm.resources.schema import KINDS
+from kvcm_operator.names import POD_ROLE
 
 pytestmark = pytest.mark.unit
 
@@ -85,12 +86,19 @@ def test_the_operator_has_no_more_rights_than_it_uses() -> None:
         "/services": children,
         "/configmaps": children,
         "/serviceaccounts": children - {"list", "watch"},
+        "rbac.authorization.k8s.io/rolebindings": children - {"list", "watch"},
+        "rbac.authorization.k8s.io/clusterroles": {"bind"},
+        "policy/poddisruptionbudgets": children - {"list", "watch"},
         "/secrets": {"get", "create"},
         "/pods": {"get", "list", "watch", "delete"},
         "/events": {"get", "create", "patch"},
         "apiextensions.k8s.io/customresourcedefinitions": {"list", "watch"},
         "coordination.k8s.io/leases": {"get", "create", "update"},
     }
+    # It hands one role out, which it has not got itself and cannot change.
+    (bind,) = [rule for rule in objects["ClusterRole/kvcm-operator"]["rules"] if rule["verbs"] == ["bind"]]
+    assert bind["resourceNames"] == [POD_ROLE]
+    assert objects[f"ClusterRole/{POD_ROLE}"]["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "patch"]}]
     assert objects["Role/kvcm-operator"]["metadata"]["namespace"] == objects["Deployment/kvcm-operator"]["metadata"]["namespace"]
 
 

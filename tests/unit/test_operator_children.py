@@ -11,10 +11,13 @@ import pytest
 import yaml
 
 from kvcm.resources.parse import parse_manager
+from kvcm.service.pod_label import LEADER, ROLE_LABEL
+from kvcm_operator import names
 from kvcm_operator.children import build
 from kvcm_operator.children_apply import Applied, ChildLeaving, NotOurs, need
 from kvcm_operator.children_diff import differences, overlay
 from kvcm_operator.children_pods import CONFIG_HASH, Mount
+from kvcm_operator.children_secret import wanted_entries
 from kvcm_operator.children_volumes import volumes
 from kvcm_operator.mounts import volume_name
 from kvcm_operator.testing_house import applied_manager, storage
@@ -32,11 +35,25 @@ FULL = {
     "nodeSelector": {"disk": "fast"},
     "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
     "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
-    "settings": {"kvcm.leader_elector.lease_ms": "5000"},
+    "coordination": {"leaseDuration": "5s"},
+    "settings": {"kvcm.logger.log_level": "3"},
     "podLabels": {"team": "cache"},
     "podAnnotations": {"example.com/note": "hello"},
 }
 GUARDED = {"adminToken": {"type": "secret", "secret": {"name": "ours", "key": "admin"}}, "tls": {"secretName": "demo-tls"}}
+SEVERAL = {
+    "replicas": 3,
+    "coordination": {
+        "type": "etcd",
+        "etcd": {
+            "endpoints": ["etcd-0.etcd:2379", "etcd-1.etcd:2379"],
+            "credentials": {"secretName": "etcd-login"},
+            "tls": {"secretName": "etcd-tls", "clientCertificate": True},
+        },
+    },
+    "metadataBackend": {"type": "redis", "redis": {"address": "redis:6379", "credentials": {"secretName": "redis-login"}}},
+    "tls": {"secretName": "demo-tls"},
+}
 MOUNTS = [Mount(volume_name("fast"), "/mnt/fast", {"nfs": {"server": "nfs.example", "path": "/export"}})]
 
 
@@ -49,7 +66,10 @@ def stateful_set(spec: Json | None = None, mounts: list[Mount] | None = None, im
     return made(spec, mounts, image)[-1]
 
 
-@pytest.mark.parametrize(("name", "spec", "mounts"), [("plain", {}, []), ("full", FULL, MOUNTS), ("stopped", {"replicas": 0}, []), ("guarded", GUARDED, [])])
+@pytest.mark.parametrize(
+    ("name", "spec", "mounts"),
+    [("plain", {}, []), ("full", FULL, MOUNTS), ("stopped", {"replicas": 0}, []), ("guarded", GUARDED, []), ("several", SEVERAL, [])],
+)
 def test_goldens(name: str, spec: Json, mounts: list[Mount]) -> None:
     text = yaml.safe_dump_all(made(spec, mounts), sort_keys=True, width=120)
     path = GOLDENS / f"{name}.yaml"
@@ -73,7 +93,9 @@ def config_hash(body: Json) -> str:
 @pytest.mark.parametrize(
     ("spec", "mounts", "image"),
     [
-        ({"settings": {"kvcm.leader_elector.lease_ms": "5000"}}, [], "kvcm:1"),
+        ({"settings": {"kvcm.logger.log_level": "3"}}, [], "kvcm:1"),
+        ({"coordination": {"leaseDuration": "5s"}}, [], "kvcm:1"),
+        ({"coordination": SEVERAL["coordination"]}, [], "kvcm:1"),
         ({}, MOUNTS, "kvcm:1"),
         ({}, [], "kvcm:2"),
         ({"podLabels": {"a": "b"}}, [], "kvcm:1"),
@@ -88,6 +110,67 @@ def test_the_hash_does_not_move_with_the_number_of_pods() -> None:
     assert config_hash(stateful_set({"replicas": 0})) == config_hash(stateful_set())
 
 
+def test_the_hash_does_not_move_between_one_manager_that_elects_and_several() -> None:
+    """Scaling restarts nobody."""
+    one, three = stateful_set(SEVERAL | {"replicas": 1}), stateful_set(SEVERAL)
+    assert config_hash(one) == config_hash(three)
+    assert (one["spec"]["replicas"], three["spec"]["replicas"]) == (1, 3)
+
+
+def test_several_managers_may_label_their_leader_and_the_leader_service_selects_it() -> None:
+    bodies = {(body["kind"], body["metadata"]["name"]): body for body in made(SEVERAL)}
+    selector = bodies["Service", "demo-leader"]["spec"]["selector"]
+    assert selector == {**bodies["Service", "demo"]["spec"]["selector"], "kvcm.io/role": "leader"}
+    binding = bodies["RoleBinding", "demo-manager"]
+    pod = bodies["StatefulSet", "demo"]["spec"]["template"]["spec"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": pod["serviceAccountName"], "namespace": "default"}]
+    assert pod["automountServiceAccountToken"] is True
+    assert "kvcm.kubernetes.label_pod=true\n" in bodies["ConfigMap", "demo-config"]["data"]["kvcm.conf"]
+
+
+def test_one_alone_needs_no_label_and_no_right() -> None:
+    bodies = {(body["kind"], body["metadata"]["name"]): body for body in made()}
+    assert bodies["Service", "demo-leader"]["spec"]["selector"] == bodies["Service", "demo"]["spec"]["selector"]
+    assert "RoleBinding" not in {kind for kind, _ in bodies}
+    assert bodies["StatefulSet", "demo"]["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+
+
+def test_the_label_is_the_one_that_managers_put_on() -> None:
+    assert (names.ROLE_LABEL, names.LEADER) == (ROLE_LABEL, LEADER)
+
+
+def test_what_the_secrets_of_stores_hold_is_nowhere_but_in_mounted_files() -> None:
+    bodies = {body["kind"]: body for body in made(SEVERAL)}
+    pod = bodies["StatefulSet"]["spec"]["template"]["spec"]
+    mounted = {item["name"]: item["mountPath"] for item in pod["containers"][0]["volumeMounts"]}
+    secrets = {item["name"]: item["secret"]["secretName"] for item in pod["volumes"] if "secret" in item}
+    assert secrets.items() >= {"coordination-login": "etcd-login", "coordination-tls": "etcd-tls", "metadata-login": "redis-login"}.items()
+    settings = bodies["ConfigMap"]["data"]["kvcm.conf"]
+    for name in ("coordination-login", "coordination-tls", "metadata-login"):
+        assert f"{mounted[name]}/" in settings
+    assert not any("secretKeyRef" in str(item) for item in pod["containers"][0]["env"])
+
+
+def test_every_secret_of_a_store_is_waited_for_with_its_entries() -> None:
+    wanted = wanted_entries(parse_manager(applied_manager("demo", **SEVERAL)))
+    assert {ref.name: keys for ref, keys in wanted.items()} == {
+        "demo-tls": ("tls.crt", "tls.key", "ca.crt"),
+        "etcd-login": ("username", "password"),
+        "etcd-tls": ("ca.crt", "tls.crt", "tls.key"),
+        "redis-login": ("password",),
+    }
+
+
+def test_managers_keep_apart_unless_the_spec_says_where_they_go() -> None:
+    affinity = stateful_set()["spec"]["template"]["spec"]["affinity"]
+    (apart,) = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    zones: Json = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    assert stateful_set({"affinity": zones})["spec"]["template"]["spec"]["affinity"] == zones
+    nodes: Json = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    assert stateful_set({"affinity": nodes})["spec"]["template"]["spec"]["affinity"] == {**affinity, **nodes}
+
+
 def as_stored(body: Json) -> Json:
     """As an API server returns it: with defaults, canonical quantities and the bookkeeping of others."""
     stored = copy.deepcopy(body)
@@ -98,7 +181,7 @@ def as_stored(body: Json) -> Json:
     stored["spec"]["template"]["metadata"]["creationTimestamp"] = None
     pod = stored["spec"]["template"]["spec"]
     pod |= {"restartPolicy": "Always", "dnsPolicy": "ClusterFirst", "schedulerName": "default-scheduler"}
-    for empty in ("nodeSelector", "tolerations", "affinity"):
+    for empty in ("nodeSelector", "tolerations"):
         if not pod[empty]:
             del pod[empty]
     pod["volumes"][0]["configMap"]["defaultMode"] = 420
@@ -192,7 +275,7 @@ def test_volumes_never_collide_with_the_managers_own_paths() -> None:
     assert volumes("another", bodies, None).mounts == ()
 
 
-@pytest.mark.parametrize("path", ["/proc/kv", "/dev/shm", "/sys", "/etc/kvcm/blocks", "/etc/kvcm-tls/x"])
+@pytest.mark.parametrize("path", ["/proc/kv", "/dev/shm", "/sys", "/etc/kvcm/blocks", "/etc/kvcm-tls/x", "/etc/kvcm-stores/metadata-login"])
 def test_a_volume_that_no_container_can_have_does_not_reach_the_pods(path: str) -> None:
     """One storage of this kind would keep the manager from ever starting again, for all the others too."""
     body = storage("a", nfs={"rootPath": path}, volume={"hostPath": {"path": "/x"}})

@@ -66,7 +66,12 @@ def test_the_order_of_settings_does_not_change_the_file() -> None:
 
 
 def test_a_value_of_a_setting_is_never_repeated() -> None:
-    for settings in ({"kvcm.nothing": "canary"}, {"kvcm.service.admin_auth_token": "canary"}, {"kvcm.leader_elector.lease_ms": "canary"}):
+    for settings in (
+        {"kvcm.nothing": "canary"},
+        {"kvcm.service.admin_auth_token": "canary"},
+        {"kvcm.leader_elector.lease_ms": "canary"},
+        {"kvcm.metrics.report_interval_ms": "canary"},
+    ):
         problems = settings_problems(settings)
         assert problems
         assert "canary" not in " ".join(problems)

@@ -91,10 +91,10 @@ def test_one_alone_has_nothing_to_do_with_either() -> None:
 
 
 def test_the_longest_spec_is_still_a_uri() -> None:
-    hosts = [f"{'h' * 190}:{number + 65_000}" for number in range(MAX_ENDPOINTS)]
-    key = "k" * 253
+    hosts = [f"{'h' * 174}:{number + 65_000}" for number in range(MAX_ENDPOINTS)]
+    key = "k" * 63
     login, tls = {"secretName": "s", "usernameKey": key, "passwordKey": key}, {"secretName": "s", "clientCertificate": True}
-    etcd = {"endpoints": hosts, "prefix": "p" * 256, "credentials": login, "tls": {**tls, "serverName": "s" * 128}}
+    etcd = {"endpoints": hosts, "prefix": "p" * 256, "credentials": login, "tls": {**tls, "serverName": "s" * 253}}
     sentinel = {"addresses": hosts, "masterName": "m" * 128}
     redis = {"sentinel": sentinel, "clusterName": "c" * 128, "database": 65_535, "credentials": login}
     settings = _settings(_manager(coordination={"type": "etcd", "etcd": etcd}, metadataBackend={"type": "redis", "redis": redis}))

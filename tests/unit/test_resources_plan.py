@@ -107,7 +107,7 @@ def test_a_group_update_raises_the_version_and_keeps_what_a_spec_cannot_say() ->
 
 def test_defaults_of_the_server_are_no_difference() -> None:
     config = _server_group().cache_config
-    other = replace(config, meta_indexer=replace(config.meta_indexer, backend=MetaBackendConfig("redis", "redis://u:canary@h/"), mutex_shard_num=0))
+    other = replace(config, meta_indexer=replace(config.meta_indexer, backend=MetaBackendConfig("redis", "redis://u:canary@h/?auth=canary"), mutex_shard_num=0))
     base = _server_group()
     kept = replace(base, cache_config=other, user_data='{"a":1}')
     plan = build_plan([_group()], [Storage("s", StorageType.NFS, NfsSpec("/x/"))], [kept])
@@ -115,7 +115,25 @@ def test_defaults_of_the_server_are_no_difference() -> None:
     wanted = _group(metadataIndex={"backend": {"type": "local"}})
     (step,) = build_plan([wanted], [Storage("s", StorageType.NFS, NfsSpec("/x/"))], [kept]).steps
     texts = [str(change) for change in step.changes]
-    assert texts == ["metadataIndex.backend.type: redis -> local", "metadataIndex.backend.uri: redis://***@h/ -> (unset)"]
+    assert texts == [
+        "metadataIndex.backend.type: redis -> local",
+        "metadataIndex.backend.uri: redis://***@h/?auth=*** -> (unset)",
+        "metadataIndex.backend.writeMode: WriteThrough -> (unset)",
+    ]
+
+
+def test_a_new_group_has_its_metadata_where_the_manager_says_and_an_old_one_where_it_is() -> None:
+    def made(base: InstanceGroup | None = None, default: MetaBackendConfig | None = None, **spec: Any) -> MetaBackendConfig:
+        resource = _group(**spec).resource
+        assert isinstance(resource, InstanceGroupResource)
+        return group_from_resource(resource, base, default_backend=default).cache_config.meta_indexer.backend
+
+    own, local = MetaBackendConfig("async_redis"), MetaBackendConfig()
+    assert made(default=own) == own
+    assert made(_server_group(), own) == made() == local
+    assert made(default=own, metadataIndex={"backend": {"type": "local"}}) == local
+    for more, kind in (({}, "redis"), ({"writeMode": "WriteThrough"}, "redis"), ({"writeMode": "WriteBehind"}, "async_redis")):
+        assert made(metadataIndex={"backend": {"type": "redis", **more}}) == MetaBackendConfig(kind)
 
 
 def test_names_of_resources_become_names_on_the_server() -> None:
