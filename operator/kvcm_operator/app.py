@@ -27,6 +27,7 @@ ANNOTATIONS = "operator.kvcm.io"
 CONNECT_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 60.0
 WORKERS = 64
+IDLE_S = 1.0
 DELETE_CAP_S = 30.0
 _PLURALS = {MANAGER: "kvcachemanagers", STORAGE: "storages", GROUP: "instancegroups"}
 _PARTS = (("apps", "v1", "statefulsets"), ("", "v1", "pods"), ("", "v1", "services"), ("", "v1", "configmaps"))
@@ -138,3 +139,5 @@ def configure(settings: kopf.OperatorSettings) -> None:
         settings.watching.label_selectors[part] = MANAGER_LABEL
     settings.execution.default_backoff = 5.0
     settings.queueing.worker_limit = WORKERS
+    # A worker keeps its place for so long after its object was handled; with many objects the last would be seen minutes later.
+    settings.queueing.idle_timeout = IDLE_S

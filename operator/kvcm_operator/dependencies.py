@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from kvcm_operator.subject import Subject, mapping
+from kvcm_operator.subject import Subject, Version, mapping
 from kvcm_operator.world import GROUP, MANAGER, MANAGER_LABEL, OUR_KINDS, STORAGE, Json, Ref
 
 
@@ -47,10 +47,15 @@ class Dependencies:
         self._ours.pop(subject.ref, None)
         return found
 
-    def generation(self, ref: Ref) -> int | None:
-        """The newest generation that a watch has shown."""
+    def version(self, ref: Ref) -> Version | None:
+        """The newest that a watch has shown under this name."""
         seen = self._ours.get(ref)
-        return seen.subject.generation if seen is not None else None
+        return seen.subject.version if seen is not None else None
+
+    def forget(self) -> None:
+        """Watching begins anew: what the watches of before have shown says nothing about the new ones."""
+        self._ours.clear()
+        self._parts.clear()
 
     def dependents(self, ref: Ref) -> list[Ref]:
         seen = self._ours.get(ref)

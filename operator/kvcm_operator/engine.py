@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from kvcm.common.errors import Conflict, NotFound
 from kvcm_operator.locks import Locks
 from kvcm_operator.passes import event
-from kvcm_operator.subject import Subject, mapping
+from kvcm_operator.subject import Subject, Version, mapping
 from kvcm_operator.world import Event, Json, Outcome, Ref, World
 
 MAX_PARALLEL = 16
@@ -27,7 +27,7 @@ class Observer(Protocol):
 
     def passed(self, ref: Ref, result: str, seconds: float, corrections: int) -> None: ...
 
-    def read(self, ref: Ref, generation: int) -> None: ...
+    def read(self, ref: Ref, version: Version) -> None: ...
 
     def gone(self, ref: Ref) -> None: ...
 
@@ -55,7 +55,7 @@ class Engine:
             subject = Subject(body)
             if not subject.deleting:
                 # No watch shows any more how objects go whose kind is being removed.
-                self._observer.read(ref, subject.generation)
+                self._observer.read(ref, subject.version)
             if not subject.held:
                 return None
             outcome = await self._pass(subject)

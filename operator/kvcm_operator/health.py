@@ -1,7 +1,9 @@
 """Is this operator of any use? Facts for the probes, and the metrics of passes.
 
-Liveness fails only when a restart would help: when watches have fallen behind what reading shows. Reading is done by every pass anyway, so a watch
-that hangs is found by comparing generations, however quiet the cluster is. Everything else (not the leader, managers away) is readiness or a metric.
+Liveness fails only when a restart would help: when watches have fallen behind what reading shows, and watching anew inside the process (rounds.py) has
+not helped. Reading is done by every pass anyway, so a watch that hangs is found by comparing versions, however quiet the cluster is. Danger: an object
+that is made again has the same name and the same generation as the one before; only its uid tells them apart. Everything else (not the leader, managers
+away) is readiness or a metric.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from kvcm.common.clock import Clock
+from kvcm_operator.subject import Version
 from kvcm_operator.world import Ref
 
 MAX_WATCH_LAG_S = 120.0
@@ -21,12 +24,12 @@ _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
 class Health(Collector):
-    """The observer of an `Engine`. `seen`: the newest generation of an object that a watch has shown, None when it has shown none."""
+    """The observer of an `Engine`. `seen`: the newest version of an object that a watch has shown, None when it has shown none."""
 
-    def __init__(self, clock: Clock, seen: Callable[[Ref], int | None]) -> None:
+    def __init__(self, clock: Clock, seen: Callable[[Ref], Version | None]) -> None:
         self._clock = clock
         self._seen = seen
-        self._behind: dict[Ref, tuple[int, int]] = {}
+        self._behind: dict[Ref, tuple[Version, int]] = {}
         self._reasons: dict[Ref, str] = {}
         self.leader = False
         self.started = False
@@ -34,6 +37,7 @@ class Health(Collector):
         labels = ("kind", "result")
         self._passes = Counter("kvcm_operator_reconcile", "Passes over objects.", labels, registry=self.registry)
         self._seconds = Histogram("kvcm_operator_reconcile_seconds", "Duration of passes.", ("kind",), buckets=_BUCKETS, registry=self.registry)
+        self._anew = Counter("kvcm_operator_watch_restarts", "How often watching began anew because it had missed something.", registry=self.registry)
         self._drift = Counter("kvcm_operator_drift_corrections", "Things changed behind the operator's back and put right.", ("kind",), registry=self.registry)
         self.registry.register(self)
 
@@ -48,12 +52,13 @@ class Health(Collector):
         elif result != "error":
             self._reasons[ref] = result
 
-    def read(self, ref: Ref, generation: int) -> None:
-        if self._shown(ref, generation):
+    def read(self, ref: Ref, version: Version) -> None:
+        missing = self._behind.get(ref)
+        if self._shown(ref, version):
             self._behind.pop(ref, None)
-        else:
-            # Since when, of the oldest generation that is missing.
-            self._behind.setdefault(ref, (generation, self._clock.monotonic_us()))
+        elif missing is None or missing[0][0] != version[0]:
+            # Since when, of the oldest generation that is missing; nobody will ever see the object that had this name before.
+            self._behind[ref] = (version, self._clock.monotonic_us())
 
     def gone(self, ref: Ref) -> None:
         self._behind.pop(ref, None)
@@ -63,6 +68,17 @@ class Health(Collector):
         """Nothing else of this kind exists: what went without any watch is not waited for."""
         self._behind = {ref: what for ref, what in self._behind.items() if ref.kind != kind or ref in there}
 
+    def missing(self) -> dict[str, int]:
+        """Kinds of which reading shows something that the watches do not, and since when: microseconds of the monotonic clock."""
+        since: dict[str, int] = {}
+        for ref, (version, first) in self._behind.items():
+            if not self._shown(ref, version):
+                since[ref.kind] = min(first, since.get(ref.kind, first))
+        return since
+
+    def watching_anew(self) -> None:
+        self._anew.inc()
+
     # -- the probes ----------------------------------------------------------------------------------------------------------------------------
 
     def watch_lag_s(self) -> float:
@@ -71,9 +87,9 @@ class Health(Collector):
         oldest = min((since for _, since in self._behind.values()), default=None)
         return 0.0 if oldest is None else (self._clock.monotonic_us() - oldest) / 1e6
 
-    def _shown(self, ref: Ref, generation: int) -> bool:
+    def _shown(self, ref: Ref, version: Version) -> bool:
         shown = self._seen(ref)
-        return shown is not None and shown >= generation
+        return shown is not None and shown[0] == version[0] and shown[1] >= version[1]
 
     def alive(self) -> bool:
         return self.watch_lag_s() < MAX_WATCH_LAG_S

@@ -27,6 +27,7 @@ from kvcm_operator.health_server import serve
 from kvcm_operator.kube import HttpKube
 from kvcm_operator.kube_transport import ClientTransport, load_settings
 from kvcm_operator.lease import Lease
+from kvcm_operator.rounds import in_rounds
 from kvcm_operator.runtime import Runtime
 from kvcm_operator.settings import OperatorSettings, from_environment
 from kvcm_operator.world import Pace, Ref, World
@@ -43,7 +44,8 @@ class Process:
         self.clock = clock
         self.random = Random()
         self.dependencies = Dependencies()
-        self.health = Health(clock, self.dependencies.generation)
+        self.health = Health(clock, self.dependencies.version)
+        self.blind = asyncio.Event()
 
     def app(self) -> App:
         return App(self.runtime, self.settings.drift_s, self.random)
@@ -51,12 +53,13 @@ class Process:
     @asynccontextmanager
     async def runtime(self) -> AsyncIterator[Runtime]:
         transport = ClientTransport(await asyncio.to_thread(load_settings))
+        self.dependencies.forget()
         try:
             settings = self.settings
             kube = HttpKube(transport, self.clock)
             directory = Directory(settings.overrides, settings.cluster_domain, kube)
             world = World(kube, directory, self.clock, Pace(grace=settings.grace_s), settings.image)
-            runtime = Runtime(world, settings.drift_s, self.random, self.dependencies, self.health, settings.namespaces)
+            runtime = Runtime(world, settings.drift_s, self.random, self.dependencies, self.health, settings.namespaces, on_blind=self.blind.set)
             runtime.start()
             try:
                 yield runtime
@@ -124,16 +127,20 @@ async def _run(process: Process) -> int:
             stop_on_signals()
 
         kopf.on.startup(registry=registry)(keep_signals)
-        await kopf.operator(
-            registry=registry,
-            settings=_kopf_settings(settings),
-            # Or it would ask for the name of the user, and the user of a pod has none.
-            identity=settings.identity,  # type: ignore[arg-type]  # a string by another name
-            standalone=True,
-            clusterwide=not settings.namespaces,
-            namespaces=settings.namespaces,
-            stop_flag=stop,
-        )
+
+        async def run_framework(ending: asyncio.Future[None]) -> None:
+            await kopf.operator(
+                registry=registry,
+                settings=_kopf_settings(settings),
+                # Or it would ask for the name of the user, and the user of a pod has none.
+                identity=settings.identity,  # type: ignore[arg-type]  # a string by another name
+                standalone=True,
+                clusterwide=not settings.namespaces,
+                namespaces=settings.namespaces,
+                stop_flag=ending,
+            )
+
+        await in_rounds(run_framework, stop, process.blind)
         process.health.leader = False
         if keeping is None:
             return 0

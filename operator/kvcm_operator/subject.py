@@ -14,6 +14,10 @@ from kvcm_operator.world import FINALIZER, FORCE_RELEASE, PAUSED, Json, Ref
 _YES = ("true", "yes", "1", "")
 
 
+Version = tuple[str, int]
+"""The uid of an object and its generation: a successor of the same name starts at generation 1 as well, and is not the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     body: Json
@@ -33,6 +37,10 @@ class Subject:
     @property
     def generation(self) -> int:
         return int(self._meta.get("generation") or 0)
+
+    @property
+    def version(self) -> Version:
+        return self.uid, self.generation
 
     @property
     def age(self) -> tuple[str, str]:

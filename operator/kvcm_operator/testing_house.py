@@ -9,7 +9,7 @@ from kvcm.client.admin_testing import FakeAdmin
 from kvcm.common.clock import FakeClock
 from kvcm_operator import reconcile_group, reconcile_storage
 from kvcm_operator.engine import Engine, Reconcile
-from kvcm_operator.subject import Subject
+from kvcm_operator.subject import Subject, Version
 from kvcm_operator.testing import FakeDirectory, FakeKube
 from kvcm_operator.testing_cluster import FakeCluster
 from kvcm_operator.testing_nodes import Nodes
@@ -30,7 +30,7 @@ class Silence:
         self.passes.append((ref, result))
         self.corrections += corrections
 
-    def read(self, ref: Ref, generation: int) -> None:
+    def read(self, ref: Ref, version: Version) -> None:
         return None
 
     def gone(self, ref: Ref) -> None:

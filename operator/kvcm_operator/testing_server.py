@@ -28,12 +28,16 @@ _VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 
 
 class FakeApiServer:
-    """`requests`: method and path of every request but reads. `leaving`: kinds whose definitions are being deleted."""
+    """`requests`: method and path of every request but reads. `leaving`: kinds whose definitions are being deleted.
+
+    `unlisted`: kinds that are served and that discovery does not tell of yet.
+    """
 
     def __init__(self, kube: FakeKube) -> None:
         self.kube = kube
         self.requests: list[str] = []
         self.leaving: set[str] = set()
+        self.unlisted: set[str] = set()
         self.ending = False
 
     @asynccontextmanager
@@ -53,7 +57,7 @@ class FakeApiServer:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         parts = request.path.strip("/").split("/")
-        found = _discovery(parts, self.leaving)
+        found = _discovery(parts, self.leaving, self.unlisted)
         if found is not None:
             return web.json_response(found)
         if request.method != "GET":
@@ -145,7 +149,7 @@ class FakeApiServer:
             self.kube.release(ref)
 
 
-def _discovery(parts: list[str], leaving: Collection[str]) -> Json | None:
+def _discovery(parts: list[str], leaving: Collection[str], unlisted: Collection[str]) -> Json | None:
     groups = sorted({prefix for prefix, _, _ in KINDS.values() if prefix != "/api/v1"})
     if parts == ["api"]:
         return {"versions": ["v1"]}
@@ -160,7 +164,7 @@ def _discovery(parts: list[str], leaving: Collection[str]) -> Json | None:
         return None
     resources = []
     for kind, (base, plural, _) in KINDS.items():
-        if base == prefix:
+        if base == prefix and kind not in unlisted:
             # A real server tells no more of a kind that is going, and lets it be patched all the same.
             verbs = ["delete", "get", "list", "watch"] if kind in leaving else _VERBS
             one = {"name": plural, "kind": kind, "singularName": kind.lower(), "namespaced": True, "verbs": verbs}

@@ -19,7 +19,9 @@ from kvcm_operator.dependencies import Dependencies
 from kvcm_operator.health import Health
 from kvcm_operator.kube import HttpKube
 from kvcm_operator.kube_transport import ClientTransport
+from kvcm_operator.rounds import in_rounds
 from kvcm_operator.runtime import Runtime
+from kvcm_operator.sight import Sight
 from kvcm_operator.subject import Subject
 from kvcm_operator.testing import FakeDirectory, FakeKube
 from kvcm_operator.testing_house import applied_manager, group, storage
@@ -31,6 +33,7 @@ pytestmark = pytest.mark.integration
 BOSS, FAST, CHAT = Ref(MANAGER, "default", "demo"), Ref(STORAGE, "default", "fast"), Ref(GROUP, "default", "chat")
 ALL = (BOSS, FAST, CHAT)
 LIMIT_S = 60.0
+PATIENCE_S = 2.0
 
 
 class Bed:
@@ -46,15 +49,18 @@ class Bed:
     async def operator(self) -> AsyncIterator[None]:
         """One operator process, from start to stop."""
         dependencies, clock = Dependencies(), SystemClock()
-        health = self.health = Health(clock, dependencies.generation)
+        health = self.health = Health(clock, dependencies.version)
+        blind = asyncio.Event()
 
         @asynccontextmanager
         async def runtime() -> AsyncIterator[Runtime]:
+            dependencies.forget()
             settings = client.Configuration()
             settings.host = self.url
             transport = ClientTransport(settings)
             world = World(HttpKube(transport, clock), self.directory, clock, Pace(retry=0.3, waiting=0.3), "kvcm:test")
-            running = Runtime(world, self.drift_s, Random(1), dependencies, health)
+            sight = Sight(clock, health, PATIENCE_S)
+            running = Runtime(world, self.drift_s, Random(1), dependencies, health, sight=sight, on_blind=blind.set)
             running.start()
             try:
                 yield running
@@ -69,12 +75,20 @@ class Bed:
         kopf.on.login(registry=registry)(login)
         App(runtime, self.drift_s, Random(2)).register(registry)
         settings = kopf.OperatorSettings()
-        configure(settings)
-        settings.queueing.idle_timeout = 0.2
-        settings.queueing.exit_timeout = 0.2
-        settings.persistence.consistency_timeout = 0.5
         stop = asyncio.Event()
-        task = asyncio.create_task(kopf.operator(registry=registry, settings=settings, standalone=True, clusterwide=True, stop_flag=stop))
+
+        async def quick(settings: kopf.OperatorSettings, **_: Any) -> None:
+            configure(settings)
+            settings.queueing.idle_timeout = 0.2
+            settings.queueing.exit_timeout = 0.2
+            settings.persistence.consistency_timeout = 0.5
+
+        kopf.on.startup(registry=registry)(quick)
+
+        async def framework(ending: asyncio.Future[None]) -> None:
+            await kopf.operator(registry=registry, settings=settings, standalone=True, clusterwide=True, stop_flag=ending)
+
+        task = asyncio.create_task(in_rounds(framework, stop, blind))
         try:
             yield
         finally:
@@ -228,6 +242,24 @@ def test_objects_of_a_kind_that_is_being_removed_are_let_go() -> None:
             assert (bed.admin.storages, bed.admin.groups) == ({}, {})
             assert bed.health is not None
             assert bed.health.watch_lag_s() == 0.0, "a restart would not help"
+
+    run(story, drift_s=1.0)
+
+
+def test_a_kind_that_the_server_lists_late_is_found_without_a_restart_of_the_process() -> None:
+    """The framework reads what is served when a definition changes, and the server may list the kind only after that."""
+
+    async def story(bed: Bed) -> None:
+        bed.server.unlisted = {STORAGE}
+        async with bed.operator():
+            apply(bed, applied_manager(), storage(), group())
+            await bed.until(lambda: bed.remembered(CHAT), "the kinds that are listed are looked at")
+            bed.server.unlisted = set()
+            await bed.all_ready()
+            health = bed.health
+            assert health is not None
+            assert b"kvcm_operator_watch_restarts_total 1.0" in health.page()
+            assert health.watch_lag_s() == 0.0
 
     run(story, drift_s=1.0)
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
 from kvcm.common.clock import FakeClock
-from kvcm.common.errors import InvalidArgument, NotReady
+from kvcm.common.errors import InvalidArgument, NotFound, NotReady
 from kvcm_operator.dependencies import Dependencies
 from kvcm_operator.directory import Directory, parse_overrides
 from kvcm_operator.health import MAX_WATCH_LAG_S, Health
 from kvcm_operator.locks import Locks
 from kvcm_operator.runtime import Runtime
 from kvcm_operator.settings import from_environment
+from kvcm_operator.sight import PATIENCE_S, Sight
 from kvcm_operator.testing import FakeKube
 from kvcm_operator.testing_house import House, group, manager, storage
 from kvcm_operator.workqueue import CAP_S, WorkQueue, back_off
@@ -218,10 +221,10 @@ def test_a_manager_is_reached_through_its_service_or_where_it_was_said() -> None
 
 def test_a_watch_that_hangs_is_found_by_what_reading_shows() -> None:
     clock, found = FakeClock(), known()
-    health = Health(clock, found.generation)
-    health.read(FAST, 1)
+    health = Health(clock, found.version)
+    health.read(FAST, ("u1", 1))
     assert health.watch_lag_s() == 0
-    health.read(FAST, 2)
+    health.read(FAST, ("u1", 2))
     clock.advance_us(int(MAX_WATCH_LAG_S * 1e6) - 1)
     assert health.alive()
     clock.advance_us(1)
@@ -230,19 +233,81 @@ def test_a_watch_that_hangs_is_found_by_what_reading_shows() -> None:
     assert health.alive()
 
 
+def test_an_object_that_was_made_again_has_not_been_seen_although_its_generation_has() -> None:
+    clock, found = FakeClock(), known()
+    health = Health(clock, found.version)
+    health.read(FAST, ("u1", 1))
+    assert health.missing() == {}
+    health.read(FAST, ("another", 1))
+    clock.advance_us(int(MAX_WATCH_LAG_S * 1e6))
+    assert not health.alive()
+    # And again: that one is missing only from now on.
+    health.read(FAST, ("third", 1))
+    assert health.watch_lag_s() == 0
+    clock.advance_us(1)
+    found.saw(stamped(storage(), "third"))
+    assert health.missing() == {}
+
+
+def test_a_kind_is_blind_only_while_nothing_of_it_moves() -> None:
+    clock, found = FakeClock(), Dependencies()
+    health = Health(clock, found.version)
+    sight = Sight(clock, health)
+    wait = int(PATIENCE_S * 1e6)
+    health.read(FAST, ("u1", 1))
+    clock.advance_us(wait - 1)
+    assert sight.blind() == []
+    clock.advance_us(1)
+    assert sight.blind() == [STORAGE]
+    # Another object of the kind was shown: this one is in a queue.
+    sight.showed(STORAGE)
+    assert sight.blind() == []
+    clock.advance_us(wait)
+    with sight.handling(STORAGE):
+        assert sight.blind() == [], "the event may wait for the handler"
+    assert sight.blind() == []
+    clock.advance_us(wait)
+    assert sight.blind() == [STORAGE]
+    # A run that has only just begun has had no time to see anything.
+    assert Sight(clock, health).blind() == []
+    found.saw(stamped(storage(), "u1"))
+    assert sight.blind() == []
+
+
+def test_a_kind_that_is_not_served_has_no_objects_and_is_not_waited_for() -> None:
+    class Gone(FakeKube):
+        async def list(self, kind: str, namespace: str, labels: Mapping[str, str] | None = None) -> list[Json]:
+            raise NotFound("the Kubernetes API server answered with status 404")
+
+    async def story() -> None:
+        house = House({})
+        begun: list[None] = []
+        health = Health(house.clock, lambda _ref: None)
+        runtime = Runtime(replace(house.world, kube=Gone(house.clock)), 60.0, Random(1), Dependencies(), health, on_blind=lambda: begun.append(None))
+        health.read(FAST, ("u1", 1))
+        house.clock.advance_us(int(PATIENCE_S * 1e6))
+        await runtime.sweep()
+        assert (health.missing(), begun) == ({}, [])
+
+    asyncio.run(story())
+
+
 def test_a_kind_that_no_watch_shows_is_found_by_the_sweep_and_only_while_it_has_objects() -> None:
     """The framework can miss a kind whose definition comes late; nothing but the liveness probe can help then."""
 
     async def story() -> None:
         house, dependencies = House({}), Dependencies()
-        health = Health(house.clock, dependencies.generation)
-        runtime = Runtime(house.world, 60.0, Random(1), dependencies, health)
+        health = Health(house.clock, dependencies.version)
+        begun: list[None] = []
+        runtime = Runtime(house.world, 60.0, Random(1), dependencies, health, on_blind=lambda: begun.append(None))
         chat = house.kube.put(group())
         fast = house.kube.put(storage())
         dependencies.saw({**house.kube.body(chat), "kind": GROUP})
         await runtime.sweep()
+        assert begun == []
         house.clock.advance_us(int(MAX_WATCH_LAG_S * 1e6))
         await runtime.sweep()
+        assert begun == [None]
         assert not health.alive()
         house.kube.mark_deleted(fast)
         house.kube.release(fast)
@@ -253,7 +318,7 @@ def test_a_kind_that_no_watch_shows_is_found_by_the_sweep_and_only_while_it_has_
 
 
 def test_readiness_is_leading_and_working_and_the_page_tells_both() -> None:
-    health = Health(FakeClock(), lambda _ref: 1)
+    health = Health(FakeClock(), lambda _ref: ("u1", 1))
     assert not health.ready()
     health.leader = health.started = True
     assert health.ready()
