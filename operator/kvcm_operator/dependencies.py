@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from kvcm_operator.names import ROLE_LABEL
 from kvcm_operator.subject import Subject, Version, mapping
 from kvcm_operator.world import GROUP, MANAGER, MANAGER_LABEL, OUR_KINDS, STORAGE, Json, Ref
 
@@ -113,6 +114,8 @@ def _part_fingerprint(body: Json) -> Hashable:
         status.get("readyReplicas"),
         status.get("phase"),
         tuple(ready),
+        # Moves from pod to pod with the leadership.
+        mapping(meta.get("labels")).get(ROLE_LABEL),
         # Config maps and services have neither status nor generation; every change of theirs is worth a look.
         meta.get("resourceVersion") if body.get("kind") in ("ConfigMap", "Service", "ServiceAccount") else None,
     )

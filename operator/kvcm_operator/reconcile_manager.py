@@ -84,7 +84,7 @@ class _Work:
         self._set_ref = Ref("StatefulSet", subject.ref.namespace, names.stateful_set(subject.ref.name))
         self._outside = world.admin.overridden(subject.ref.namespace, subject.ref.name)
         # With a coordinator of its own in its memory each pod leads itself.
-        self._elects = manager.spec.replicas > 1 or manager.spec.coordination.type != "memory"
+        self._elects = manager.spec.coordination.type != "memory"
         self._leader: Leadership | None = None
         self.touched = False
         self.corrections = 0

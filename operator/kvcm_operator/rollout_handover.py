@@ -15,7 +15,8 @@ from kvcm_operator.world import Json
 
 PATIENCE_S = 20.0
 """How long another node may take to lead and serve before that counts as a failure."""
-MAX_PAUSE_S = 300.0
+MAX_PAUSE_S = 3600.0
+"""Between two attempts, in the end: each one that fails costs the service `KEEP_OUT_MS`."""
 KEEP_OUT_MS = 15_000
 """A leader that was asked stays out of elections for so long, or it could win again before anybody else; and no longer, or nobody might lead."""
 

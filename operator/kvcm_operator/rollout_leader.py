@@ -36,6 +36,10 @@ def leadership(fleet: Fleet, words: Mapping[str, ClusterInfo]) -> Leadership:
     epoch = max(claim[0] for claim in claims)
     newest = {leader for claimed, leader in claims if claimed == epoch}
     if len(newest) > 1:
+        # No place gives an epoch twice: there are two places, because the spec names another one now. The one of the newest template counts.
+        up_to_date = [words[node.name] for node in fleet.living if node.name in words and not node.outdated]
+        newest = {info.leader_node_id for info in up_to_date if info.leader_node_id and info.leader_epoch == epoch}
+    if len(newest) != 1:
         return Leadership(known=False, why=CONTESTED)
     leader = newest.pop()
     return Leadership(known=True, pod=leader, epoch=epoch, serves=_serves(fleet, words, leader, epoch))

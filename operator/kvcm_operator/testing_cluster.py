@@ -18,7 +18,7 @@ STOPS_SLOWLY = ("test/kubelet",)
 class FakeCluster:
     """`sleeping`: controllers that do not look (`StatefulSet`, `kubelet`). `on_pod`: a pod has started. `missing_images`: what no node can fetch.
 
-    `slow_stop`: pods that are deleted stay for a moment.
+    `slow_stop`: pods that are deleted stay for a moment. `network`: how addresses of pods begin.
     """
 
     def __init__(self, kube: FakeKube, on_pod: Callable[[Json], None]) -> None:
@@ -27,6 +27,7 @@ class FakeCluster:
         self.sleeping: set[str] = set()
         self.missing_images: set[str] = set()
         self.slow_stop = False
+        self.network = "10.0.0."
         self._addresses = 0
 
     def step(self) -> None:
@@ -73,7 +74,7 @@ class FakeCluster:
                 self._kube.set_status(ref, stuck)
             return
         self._addresses += 1
-        address = f"10.0.0.{self._addresses}"
+        address = f"{self.network}{self._addresses}"
         self._kube.set_status(ref, {"phase": "Running", "podIP": address, "conditions": [{"type": "Ready", "status": "True"}]})
         self._on_pod(body)
 

@@ -133,6 +133,11 @@ def applied_manager(name: str = "demo", /, **spec: Any) -> Json:
     return {"apiVersion": "kvcm.io/v1alpha1", "kind": MANAGER, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
 
 
+def several(replicas: int) -> Json:
+    """The part of a manager's spec that lets several pods elect a leader."""
+    return {"replicas": replicas, "coordination": {"type": "etcd", "etcd": {"endpoints": ["etcd:2379"]}}}
+
+
 def manager(name: str = "demo", *, replicas: int = 1, available: bool = True) -> Json:
     """One that serves, for a house that does not reconcile managers."""
     status = "True" if available else "False"

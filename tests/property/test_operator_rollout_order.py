@@ -73,7 +73,7 @@ def come_to_rest(model: ModelCluster, rounds: int = 80) -> None:
     raise AssertionError(f"still at {model.plan} with {model.pods}")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(replicas=REPLICAS, events=st.lists(EVENTS, max_size=40))
 def test_I_OP_4_one_pod_at_a_time_never_the_leader_and_it_converges(replicas: int, events: list[tuple[str, int]]) -> None:
     model = ModelCluster.settled(replicas)
@@ -84,7 +84,7 @@ def test_I_OP_4_one_pod_at_a_time_never_the_leader_and_it_converges(replicas: in
     assert model.violations == []
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(replicas=st.integers(2, 6), leader=st.integers(0, 5), passes=st.lists(st.integers(0, 3), min_size=1, max_size=60), forgets=st.booleans())
 def test_I_OP_5_every_pod_goes_once_and_the_leader_last(replicas: int, leader: int, passes: list[int], forgets: bool) -> None:
     model = ModelCluster.settled(replicas, leader % replicas)
@@ -103,7 +103,7 @@ def test_I_OP_5_every_pod_goes_once_and_the_leader_last(replicas: int, leader: i
     assert model.leader != first
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(before=st.integers(2, 6), after=st.integers(1, 5), leader=st.integers(0, 5), favourites=st.lists(ORDINAL, max_size=4), change=st.booleans())
 def test_I_OP_6_a_leader_that_has_to_go_hands_over_before(before: int, after: int, leader: int, favourites: list[int], change: bool) -> None:
     """Also when another one that has to go wins first."""

@@ -15,7 +15,7 @@ from kvcm.resources.kstatus import Kstatus, kstatus
 from kvcm.resources.manager import KVCacheManagerStatus
 from kvcm_operator.runtime import RECONCILERS
 from kvcm_operator.subject import Subject
-from kvcm_operator.testing_house import House, applied_manager, group, storage
+from kvcm_operator.testing_house import House, applied_manager, group, several, storage
 from kvcm_operator.testing_nodes import Nodes
 from kvcm_operator.world import MANAGER, Json, Ref
 
@@ -26,9 +26,6 @@ SET = Ref("StatefulSet", "default", "demo")
 Story = Callable[[House, Nodes], Awaitable[None]]
 
 
-COORDINATION: Json = {"type": "etcd", "etcd": {"endpoints": ["etcd:2379"]}}
-
-
 def run(story: Story, replicas: int = 3) -> None:
     """From a manager that is ready, with `demo-0` leading."""
 
@@ -36,7 +33,7 @@ def run(story: Story, replicas: int = 3) -> None:
         house = House(dict(RECONCILERS))
         nodes = house.with_nodes()
         house.cluster.slow_stop = True
-        house.kube.put(applied_manager(replicas=replicas, coordination=COORDINATION))
+        house.kube.put(applied_manager(**several(replicas)))
         await house.beats(partial(ready, house))
         assert nodes.leader == "demo-0"
         house.kube.writes.clear()
@@ -164,8 +161,8 @@ def test_a_leader_that_nobody_follows_keeps_its_pod_and_is_asked_ever_more_rarel
         spec(house, image="kvcm:2")
         await house.beats(partial(is_reason, house, "HandoverFailed"))
         assert house.condition(BOSS, "Progressing") == ("False", "HandoverFailed")
-        for _ in range(600):
-            await house.beat()
+        for _ in range(120):
+            await house.beat(5)
         assert deleted(house) == ["demo-2", "demo-1"]
         assert 4 <= len(nodes.demoted) <= 7
         assert set(nodes.demoted) == {"demo-0"}
