@@ -11,10 +11,12 @@ from kvcm.common.failpoints import FailPoints
 from kvcm.common.redis.target import RedisTarget, number, parse_target
 from kvcm.config.model import MetaBackendConfig
 from kvcm.data_storage.pool import BlockingPool
+from kvcm.meta import cluster_layout, cluster_leftovers
 from kvcm.meta.backend import MetadataBackend
 from kvcm.meta.backend_file import FileBackend
 from kvcm.meta.backend_local import LocalBackend
 from kvcm.meta.backend_redis import RedisBackend
+from kvcm.meta.backend_redis_cluster import RedisClusterBackend
 from kvcm.meta.changes import ChangeStream
 from kvcm.meta.failing import FailingBackend
 from kvcm.meta.record import RecordCodec
@@ -24,7 +26,7 @@ from kvcm.meta.write_behind import PARAMETERS, BehindSettings, WriteBehind
 
 _KINDS = ("redis", "async_redis", "cached")
 # `cached` is upstream's name for Redis with everything in memory too, which is what every backend is here.
-_KNOWN = PARAMETERS | {"redis_layout", "persistent_type", "cache_type", PARAMETER}
+_KNOWN = PARAMETERS | {"redis_layout", "persistent_type", "cache_type", PARAMETER, cluster_layout.PARAMETER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +63,23 @@ class MetadataStores:
         backend, store = self._open_redis(config, instance_id, records)
         return (backend, store.changes) if store.changes.max_entries else None
 
-    def _open_redis(self, config: MetaBackendConfig, instance_id: str, records: RecordCodec) -> tuple[MetadataBackend, RedisBackend]:
+    def _open_redis(self, config: MetaBackendConfig, instance_id: str, records: RecordCodec) -> tuple[MetadataBackend, RedisBackend | RedisClusterBackend]:
         target = self._target(config)
         layout = target.params.get("redis_layout", "hash")
         if layout not in ("hash", "legacy"):
             raise InvalidArgument("the parameter redis_layout of a storage_uri is 'hash' or 'legacy'")
         behind = BehindSettings.of(target.params)
         entries = number(target.params, PARAMETER, DEFAULT_MAX_ENTRIES, 0, MAX_ENTRIES)
-        store = RedisBackend(target, instance_id, records, self.redis, legacy=layout == "legacy", stream_entries=entries)
+        store: RedisBackend | RedisClusterBackend
+        if target.cluster:
+            if layout == "legacy":
+                raise InvalidArgument("redis_layout=legacy is for one Redis: in a Redis Cluster blocks lie in a layout of our own")
+            buckets = cluster_layout.buckets_of(target.params)
+            store = RedisClusterBackend(target, instance_id, records, self.redis, buckets=buckets, stream_entries=entries)
+        elif cluster_layout.PARAMETER in target.params:
+            raise InvalidArgument(f"the parameter {cluster_layout.PARAMETER} is for a Redis Cluster (redis-cluster://)")
+        else:
+            store = RedisBackend(target, instance_id, records, self.redis, legacy=layout == "legacy", stream_entries=entries)
         if not _is_behind(config, target):
             return self._pointed(store), store
         return self._pointed(WriteBehind(self._pointed(store, "blocks.flush"), instance_id, behind, self.redis)), store
@@ -81,8 +92,12 @@ class MetadataStores:
         memory. Raises InvalidArgument, StorageError."""
         if config.storage_type in _KINDS:
             target = self._target(config)
-            ids = [instance_id for other, instance_id in in_use if other.storage_type in _KINDS and same_store(self._target(other), target)]
-            return await self.redis.stored_instances(target, ids)
+            others = [(self._target(other), instance_id) for other, instance_id in in_use if other.storage_type in _KINDS]
+            if target.cluster:
+                # Whichever nodes their URIs name: two clusters cannot be told apart by that.
+                ids = [instance_id for other, instance_id in others if other.cluster]
+                return await cluster_leftovers.stored_instances(target, self.redis.list_key(target), ids)
+            return await self.redis.stored_instances(target, [instance_id for other, instance_id in others if same_store(other, target)])
         if not _is_file(config):
             return []
         used = [(other.storage_uri, instance_id) for other, instance_id in in_use if _is_file(other)]
@@ -99,7 +114,7 @@ class MetadataStores:
 
 def parse_metadata_uri(uri: str) -> RedisTarget:
     """A Redis URI with the parameters that metadata knows. Raises InvalidArgument."""
-    return parse_target(uri, _KNOWN)
+    return parse_target(uri, _KNOWN, cluster=True)
 
 
 def _is_behind(config: MetaBackendConfig, target: RedisTarget) -> bool:

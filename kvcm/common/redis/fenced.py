@@ -29,7 +29,7 @@ FENCE_DIGITS = 20
 _ATTEMPTS = 3
 _RETRY_CONNECT_S = 0.1
 # Redis says these before the first write of a script, so nothing was stored.
-_NOTHING_DONE = frozenset({"OOM", "READONLY", "MISCONF", "NOREPLICAS", "LOADING", "MASTERDOWN", "BUSY", "NOAUTH", "UNKILLABLE"})
+NOTHING_DONE = frozenset({"OOM", "READONLY", "MISCONF", "NOREPLICAS", "LOADING", "MASTERDOWN", "BUSY", "NOAUTH", "UNKILLABLE"})
 
 
 class Superseded(StorageError):
@@ -154,7 +154,7 @@ class FencedRedis:
                 if word == "NOSCRIPT":
                     await self._load(connection, script)
                     continue
-                if word in _NOTHING_DONE:
+                if word in NOTHING_DONE:
                     raise refused(reply, "a change")
                 log.error("redis_unexpected_error at=%s word=%s: whether the change was made is looked up", self.shown, word)
                 raise OutcomeUnknown(f"Redis at {self.shown} ended a change with an unexpected error") from refused(reply, "a change")

@@ -48,6 +48,10 @@ class RedisServer:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Also after `kill`, on the same port and with the same files."""
         binary = redis_binary()

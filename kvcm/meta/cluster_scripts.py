@@ -1,0 +1,91 @@
+"""The scripts that change a bucket of blocks in a Redis Cluster, and their arguments. KEYS[1] is the bucket's fence, KEYS[2] its stream.
+
+All keys are declared: a Redis Cluster refuses a script as a whole, or sends it on as a whole, by the keys that it is told.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+from kvcm.common.redis.cluster_fenced import Call
+from kvcm.common.redis.fenced import FENCED, Script, arg
+from kvcm.meta.redis_changes import APPEND
+
+# ARGV: token, limit of the stream, fence. A term's first entry is made by the script that begins the term, so it names the fence that stood there before.
+_CLAIM = Script(
+    APPEND
+    + """
+local token = redis.call('GET', KEYS[1])
+local held, given = string.sub(token or '', 1, 20), string.sub(ARGV[1], 1, 20)
+if held > given then return token end
+if held < given then
+  if ARGV[2] == '0' then
+    redis.call('DEL', KEYS[2])
+  else
+    local before = '0'
+    if held ~= '' then before = string.gsub(held, '^0+(%d)', '%1') end
+    local failed = append(KEYS[2], ARGV[2], 'f', ARGV[3], 'p', before)
+    if failed then return failed end
+  end
+end
+redis.call('SET', KEYS[1], ARGV[1])
+return {token or ''}
+"""
+)
+
+# KEYS[3..]: the blocks. ARGV: token, limit of the stream, fence, number, their keys (8 bytes each), time, name of the time's field; then per block the number
+# of further arguments (0: remove it), field names and values. Whatever Redis refuses before the first write (out of memory, read-only) is refused as a whole.
+# A node that is full must be able to become less so: where nothing but removals is asked for, the stream goes, and followers begin anew.
+_PUT = Script(
+    FENCED
+    + APPEND
+    + """
+local failed = append(KEYS[2], ARGV[2], 'f', ARGV[3], 'n', ARGV[4], 'k', ARGV[5])
+if failed then
+  if not string.find(failed.err, 'OOM', 1, true) then return failed end
+  for which = 3, #KEYS do
+    if ARGV[which + 5] ~= '0' then return failed end
+  end
+  redis.call('DEL', KEYS[2])
+end
+local call, pcall, now, stamp, at = redis.call, redis.pcall, ARGV[6], ARGV[7], 8
+for which = 3, #KEYS do
+  local key, n = KEYS[which], tonumber(ARGV[at])
+  if n == 0 then
+    call('DEL', key)
+  else
+    local added = pcall('HSET', key, stamp, now, unpack(ARGV, at + 1, at + n))
+    local wrong = type(added) == 'table'
+    if wrong and string.sub(added.err, 1, 9) ~= 'WRONGTYPE' then return added end
+    if wrong or call('HLEN', key) ~= n / 2 + 1 then
+      call('DEL', key)
+      call('HSET', key, stamp, now, unpack(ARGV, at + 1, at + n))
+    end
+  end
+  at = at + 1 + n
+end
+return 1
+"""
+)
+
+Fields = Sequence[tuple[bytes, bytes]]
+
+
+def claim(stream: bytes, limit: bytes, fence: int) -> Call:
+    return Call(_CLAIM, arg(stream), 1, arg(limit) + arg(b"%d" % fence), 2)
+
+
+def put(stream: bytes, limit: bytes, fence: int, number: int, prefix: bytes, now_us: int, time_field: bytes, blocks: Mapping[int, Fields]) -> Call:
+    """`number`: of the change, by its writer. `blocks`: what is stored of each, nothing to remove it."""
+    names = [arg(stream)]
+    raw = array("q", blocks).tobytes() if limit != b"0" else b""
+    args = [arg(limit), arg(b"%d" % fence), arg(b"%d" % number), arg(raw), arg(b"%d" % now_us), arg(time_field)]
+    count = len(args)
+    for key, fields in blocks.items():
+        names.append(arg(prefix + b"%d" % key))
+        args.append(arg(b"%d" % (2 * len(fields))))
+        for name, value in fields:
+            args += (arg(name), arg(value))
+        count += 1 + 2 * len(fields)
+    return Call(_PUT, b"".join(names), len(names), b"".join(args), count)
