@@ -77,7 +77,10 @@ class Reason(Enum):
     PODS_STARTING = "PodsStarting", "Pods of the manager are being started or are not ready yet."
     ROLLING_OUT = "RollingOut", "Pods of the manager are being replaced by ones of the new spec."
     NO_LEADER = "NoLeader", "Pods are up and none of them leads yet."
-    ROLL_OUT_HALTED = "RollOutHalted", "A pod of the new spec does not become ready, so no other one is replaced; the message says which pod and why."
+    ROLL_OUT_HALTED = (
+        "RollOutHalted",
+        "A pod of the new spec does not become ready, or an old one does not stop, so no other is replaced; the message says which and why.",
+    )
     HANDING_OVER = "HandingOver", "The leader's pod is to be replaced or stopped; it is asked to step down first, and another one to take over is waited for."
     HANDOVER_FAILED = "HandoverFailed", "Nobody took over from the leader that was asked to step down. Its pod is left alone and it is asked again later."
     SCALING_DOWN = "ScalingDown", "There are more pods than the spec asks for; those with the highest numbers are being stopped."

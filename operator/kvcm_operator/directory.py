@@ -1,4 +1,4 @@
-"""Where the admin API of a manager is: its leader Service, or an address given for it.
+"""Where the admin API of a manager is: its leader Service, or an address given for it. While nobody bears the leader's label, the pods tell who leads.
 
 `KVCM_OPERATOR_ADMIN_OVERRIDE` is `namespace/name=host:port`, several with commas: for an operator outside the cluster, where Service names and
 addresses mean nothing.
@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from kvcm.client.admin_client import AdminClient
 from kvcm.common.errors import InvalidArgument
 from kvcm_operator.access import access
-from kvcm_operator.names import leader_service
+from kvcm_operator.names import client_service, leader_service
 from kvcm_operator.world import AdminApi, KubeApi
 
 TIMEOUT_S = 10.0
@@ -31,8 +31,16 @@ class Directory:
 
     def address(self, namespace: str, manager: str, port: int) -> str:
         given = self._overrides.get((namespace, manager))
+        return given or self._service(leader_service(manager), namespace, port)
+
+    def addresses(self, namespace: str, manager: str, port: int) -> tuple[str, ...]:
+        """The first is tried first; what the leader has to answer finds it from any of them."""
+        first = self.address(namespace, manager, port)
+        return (first,) if self.overridden(namespace, manager) else (first, self._service(client_service(manager), namespace, port))
+
+    def _service(self, name: str, namespace: str, port: int) -> str:
         # With the dot at the end a resolver asks once instead of trying every search domain.
-        return given or f"{leader_service(manager)}.{namespace}.svc.{self._domain}.:{port}"
+        return f"{name}.{namespace}.svc.{self._domain}.:{port}"
 
     def connect(self, namespace: str, manager: str, port: int) -> AbstractAsyncContextManager[AdminApi]:
         return self._connect(namespace, manager, port)
@@ -55,7 +63,7 @@ class Directory:
     async def _connect(self, namespace: str, manager: str, port: int) -> AsyncIterator[AdminApi]:
         # A connection for each pass: a lasting one would keep the back-off of a manager that was away, and addresses of pods that are gone.
         security = await access(self._kube, namespace, manager)
-        async with AdminClient(self.address(namespace, manager, port), timeout_s=TIMEOUT_S, trace_id="kvcm-operator", security=security) as client:
+        async with AdminClient(self.addresses(namespace, manager, port), timeout_s=TIMEOUT_S, trace_id="kvcm-operator", security=security) as client:
             yield client
 
 

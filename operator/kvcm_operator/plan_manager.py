@@ -46,7 +46,7 @@ def judge(subject: Subject, sight: Sight, wall_us: int, grace_s: float, synced: 
         return waiting(sight.plan.reason, sight.plan.message, synced=TRUE)
     if serving.healthy is None:
         return silent(subject, Reason.SERVER_UNREACHABLE, serving.why, wall_us, grace_s)
-    if not serving.healthy or (sight.leader is not None and sight.leader.known and not sight.leader.serves):
+    if not serving.healthy:
         return waiting(Reason.NO_LEADER, "the manager answers and does not serve yet", synced=TRUE)
     return good("the manager serves outside the cluster, at an address given to the operator" if sight.outside else "the manager serves", synced)
 
@@ -104,10 +104,8 @@ def facts(subject: Subject, resource: KVCacheManagerResource, sight: Sight, wall
 
 
 def _leader(subject: Subject, sight: Sight, wall_us: int) -> Json | None:
-    node, epoch = sight.serving.leader, sight.serving.epoch
-    if sight.leader is not None and sight.leader.known:
-        # All pods were asked, so this is newer than what one of them says.
-        node, epoch = sight.leader.pod, sight.leader.epoch
+    known = sight.leader if sight.leader is not None and sight.leader.known else None
+    node, epoch = (known.pod, known.epoch) if known is not None else (sight.serving.leader, sight.serving.epoch)
     if not node:
         return None
     old = mapping(subject.status.get("leader"))

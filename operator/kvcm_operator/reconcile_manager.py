@@ -144,7 +144,7 @@ class _Work:
         if todo.replace is not None or todo.demote is not None:
             self.touched = True
             todo = await carry_out(subject, world, todo, before)
-        serving = await ask(subject, world) if replicas and (self._outside or fleet.ready) else SILENT
+        serving = await ask(subject, world, self._leader) if replicas and (self._outside or fleet.ready) else SILENT
         sight = Sight(replicas, fleet, self._leader, todo, serving, self._outside)
         now = world.clock.wall_us()
         synced = Reason.DRIFT_CORRECTED if self.corrections else Reason.IN_SYNC

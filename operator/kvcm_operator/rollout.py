@@ -112,9 +112,9 @@ def _down(wanted: int, fleet: Fleet, staying: list[Node], *, rolling: bool) -> P
     """What has to come back before another pod may go; None when all are ready that are not outdated."""
     stopping = [node for node in fleet.nodes if node.stopping and node.ordinal < wanted]
     young = [node for node in staying if not node.outdated and not node.ready]
-    troubled = [node for node in young if node.trouble]
+    troubled = [node for node in (*young, *stopping) if node.trouble]
     if troubled:
-        why = f"pod {troubled[0].name} does not become ready: {troubled[0].trouble}"
+        why = f"pod {troubled[0].name} {'does not stop' if troubled[0].stopping else 'does not become ready'}: {troubled[0].trouble}"
         return Plan(Reason.ROLL_OUT_HALTED, f"{why}; no other pod is replaced before it does") if rolling else Plan(Reason.PODS_STARTING, why)
     if stopping or young or len(staying) < min(wanted, fleet.size):
         return Plan(Reason.ROLLING_OUT, ROLLING) if rolling else Plan(Reason.PODS_STARTING, STARTING)

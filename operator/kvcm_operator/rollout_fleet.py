@@ -15,6 +15,7 @@ from kvcm_operator.world import Json
 
 SLOW_S = 300.0
 """A pod of this age that is not ready is said to be in trouble, whatever the reason."""
+OVERDUE_S = 60.0
 
 _IMAGE = "its image cannot be fetched"
 _ENDS = "its container keeps ending"
@@ -108,6 +109,7 @@ def _node(owner: str, pod: Json, newest: object, wall_us: int) -> Node | None:
     if start != owner or not ordinal.isdecimal():
         return None
     ready = _condition(status, "Ready").get("status") == "True"
+    stopping = meta.get("deletionTimestamp") is not None
     return Node(
         name=name,
         ordinal=int(ordinal),
@@ -116,12 +118,15 @@ def _node(owner: str, pod: Json, newest: object, wall_us: int) -> Node | None:
         image=_image(pod),
         ready=ready,
         outdated=mapping(meta.get("annotations")).get(CONFIG_HASH) != newest,
-        stopping=meta.get("deletionTimestamp") is not None,
-        trouble="" if ready else _trouble(meta, status, wall_us),
+        stopping=stopping,
+        trouble="" if ready and not stopping else _trouble(meta, status, wall_us),
     )
 
 
 def _trouble(meta: Json, status: Json, wall_us: int) -> str:
+    if meta.get("deletionTimestamp") is not None:
+        # The time at which it should have been gone.
+        return "its end is overdue; its node may be away" if seconds_since(str(meta["deletionTimestamp"]), wall_us) > OVERDUE_S else ""
     if _condition(status, "PodScheduled").get("reason") == "Unschedulable":
         return "no node can take it"
     if status.get("phase") == "Failed":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvcm_operator.admin import AdminTrouble, Silent, Speaker
 from kvcm_operator.gate import admin_port
+from kvcm_operator.rollout_leader import Leadership
 from kvcm_operator.subject import Subject
 from kvcm_operator.world import World
 
@@ -29,26 +30,31 @@ class Serving:
 SILENT = Serving(None)
 
 
-async def ask(subject: Subject, world: World) -> Serving:
+async def ask(subject: Subject, world: World, leader: Leadership | None) -> Serving:
+    """`leader`: what the pods say, None when they elect none among them. It is newer than a label, and does not depend on one."""
+    if leader is not None and leader.known and not leader.serves:
+        return Serving(False)
     try:
         async with world.admin.connect(subject.ref.namespace, subject.ref.name, admin_port(subject)) as api:
-            return await _ask(Speaker(api))
+            return await _ask(Speaker(api), leader if leader is not None and leader.known else None)
     except Silent as error:
         return Serving(None, why=error.message)
     except AdminTrouble:
         return SILENT
 
 
-async def _ask(speaker: Speaker) -> Serving:
-    if not await speaker.serves():
-        return Serving(False)
-    cluster = await speaker.cluster()
+async def _ask(speaker: Speaker, leader: Leadership | None) -> Serving:
+    if leader is None:
+        if not await speaker.serves():
+            return Serving(False)
+        cluster = await speaker.cluster()
+        leader = Leadership(known=True, pod=cluster.leader_node_id, epoch=cluster.leader_epoch, serves=True)
     groups = list((await speaker.groups()).values())
     told = all(view.usage is not None for view in groups)
     return Serving(
         healthy=True,
-        leader=cluster.leader_node_id,
-        epoch=cluster.leader_epoch,
+        leader=leader.pod,
+        epoch=leader.epoch,
         storages=len(await speaker.storages()),
         groups=len(groups),
         instances=sum(view.usage.instances for view in groups if view.usage is not None) if told else None,

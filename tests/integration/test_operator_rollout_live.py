@@ -78,8 +78,8 @@ class NearDirectory(Directory):
         super().__init__({}, "cluster.local", house.kube)
         self._processes = processes
 
-    def address(self, namespace: str, manager: str, port: int) -> str:
-        return self._processes.some_address()
+    def addresses(self, namespace: str, manager: str, port: int) -> tuple[str, ...]:
+        return (self._processes.some_address(),)
 
 
 def test_a_new_image_and_a_smaller_size_on_real_managers(tmp_path: Path) -> None:

@@ -211,6 +211,8 @@ def test_a_manager_is_reached_through_its_service_or_where_it_was_said() -> None
     assert directory.address("default", "demo", 6491) == "127.0.0.1:7000"
     assert directory.overridden("other", "x")
     assert directory.address("team", "demo", 6491) == "demo-leader.team.svc.cluster.local.:6491"
+    assert directory.addresses("default", "demo", 6491) == ("127.0.0.1:7000",)
+    assert directory.addresses("team", "demo", 6491)[1] == "demo.team.svc.cluster.local.:6491"
     for text in ("demo=1.2.3.4:1", "a/b=host", "a/b=host:0", "a/b=:1", "a/b"):
         with pytest.raises(InvalidArgument, match="namespace/name=host:port"):
             parse_overrides(text)

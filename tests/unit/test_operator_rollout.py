@@ -84,6 +84,16 @@ def test_what_keeps_a_pod_from_being_ready_is_said_in_words_that_stay(status: Js
     assert ready.trouble == ""
 
 
+def test_a_pod_that_does_not_stop_is_named() -> None:
+    pods = [pod("demo-0", "old"), pod("demo-1", "old", leaving=True)]
+    pods[1]["metadata"]["deletionTimestamp"] = timestamp(NOW)
+    now, later = (fleet_of(the_set(replicas=2), pods, NOW + seconds * 1_000_000) for seconds in (10, 70))
+    assert plan(2, now, LEADS_0, None, NOW).reason is Reason.ROLLING_OUT
+    found = plan(2, later, LEADS_0, None, NOW)
+    assert found.reason is Reason.ROLL_OUT_HALTED
+    assert found.message == "pod demo-1 does not stop: its end is overdue; its node may be away; no other pod is replaced before it does"
+
+
 # -- who leads ------------------------------------------------------------------------------------------------------------------------------------
 
 
