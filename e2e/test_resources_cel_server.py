@@ -179,6 +179,6 @@ def test_a_manager_is_scaled_within_its_rules(resources_server: CelServer) -> No
         assert (status, body["spec"]) == (200, {})  # Kubernetes leaves out a zero here
         status, body = resources_server.api.send("PUT", path, {**scale, "spec": {"replicas": 2}})
         assert status == 422
-        assert "replicas must be 0 or 1" in body["message"]
+        assert "replicas above 1 need coordination.type" in body["message"]
     finally:
         resources_server.delete("kvcachemanagers", document)

@@ -62,6 +62,23 @@ def registry_type(spec: KVCacheManagerSpec) -> str:
     return spec.registry.type or spec.coordination.type
 
 
+ALONE = "memory"
+
+
+def coordination_place(resource: KVCacheManagerResource) -> str:
+    """Which election the pods take part in: its kind and name without blanks, then the endpoints, each with a blank before it."""
+    place = _coordination(resource.spec)
+    if place is None:
+        return ALONE
+    meta, connection = resource.metadata, place.connection
+    if isinstance(connection, EtcdConnection):
+        return " ".join((f"etcd:{_prefix(connection, resource)}", *connection.endpoints))
+    name = f"redis:{connection.cluster_name or f'{meta.namespace}.{meta.name}'}:{connection.database}"
+    if connection.sentinel is not None:
+        return " ".join((f"{name}:{connection.sentinel.master_name}", *connection.sentinel.addresses))
+    return f"{name} {connection.address}"
+
+
 def coordination_uri(resource: KVCacheManagerResource) -> str:
     place = _coordination(resource.spec)
     return _uri(place, resource) if place is not None else "memory://"
@@ -120,8 +137,11 @@ def _uri(place: _Place, resource: KVCacheManagerResource) -> str:
     return _etcd_uri(place, connection, resource) if isinstance(connection, EtcdConnection) else _redis_uri(place, connection, resource)
 
 
+def _prefix(etcd: EtcdConnection, resource: KVCacheManagerResource) -> str:
+    return etcd.prefix or f"kvcm/{resource.metadata.namespace}/{resource.metadata.name}"
+
+
 def _etcd_uri(place: _Place, etcd: EtcdConnection, resource: KVCacheManagerResource) -> str:
-    meta = resource.metadata
     options: dict[str, str] = {}
     if etcd.tls is not None:
         options["tls"] = "true"
@@ -131,7 +151,7 @@ def _etcd_uri(place: _Place, etcd: EtcdConnection, resource: KVCacheManagerResou
     if etcd.credentials is not None:
         options["username_file"] = f"{place.login_path}/{etcd.credentials.username_key}"
         options["password_file"] = f"{place.login_path}/{etcd.credentials.password_key}"
-    return f"etcd://{','.join(etcd.endpoints)}/{etcd.prefix or f'kvcm/{meta.namespace}/{meta.name}'}{_query(options)}"
+    return f"etcd://{','.join(etcd.endpoints)}/{_prefix(etcd, resource)}{_query(options)}"
 
 
 def _redis_uri(place: _Place, redis: RedisConnection, resource: KVCacheManagerResource) -> str:

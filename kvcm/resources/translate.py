@@ -245,7 +245,7 @@ def _cache_config(resource: InstanceGroupResource, start: CacheConfig, storages:
     index = replace(start.meta_indexer, max_key_count=spec.metadata_index.max_keys)
     backend = spec.metadata_index.backend
     if backend is not None:
-        index = replace(index, backend=MetaBackendConfig(_metadata_type(backend.type, backend.write_mode), backend.uri or ""))
+        index = replace(index, backend=MetaBackendConfig(metadata_type(backend.type, backend.write_mode) or "local", backend.uri or ""))
     return replace(start, reclaim_strategy=reclaim, data_storage_strategy=_PREFERENCES[spec.placement.preference], meta_indexer=index)
 
 
@@ -277,5 +277,6 @@ def _metadata_backend(backend: MetaBackendConfig) -> Json:
     return found
 
 
-def _metadata_type(word: str, mode: str | None) -> str:
-    return _METADATA_TYPES[word, (mode or "WriteThrough") if word == "redis" else None]
+def metadata_type(word: str, mode: str | None) -> str | None:
+    """The server's word for a type of metadata backend and a writeMode; None for words that no resource has."""
+    return _METADATA_TYPES.get((word, (mode or "WriteThrough") if word == "redis" else None))

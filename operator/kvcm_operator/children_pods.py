@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from kvcm.resources.manager import KVCacheManagerResource
 from kvcm.resources.manager_security import DEFAULT_KEY
 from kvcm.resources.manager_settings import ADMIN_TOKEN_MOUNT, TLS_MOUNT
-from kvcm.resources.manager_uris import REGISTRY_MOUNT, STORES_MOUNT, elects, secret_mounts
+from kvcm.resources.manager_uris import REGISTRY_MOUNT, STORES_MOUNT, coordination_place, elects, secret_mounts
 from kvcm_operator import names
 from kvcm_operator.mounts import volume_source
 from kvcm_operator.world import Json
 
 CONFIG_HASH = "kvcm.io/config-hash"
+COORDINATION = "kvcm.io/coordination"
+"""Annotation of a pod: the election that it takes part in."""
 CONFIG_MOUNT = "/etc/kvcm"
 STATE_MOUNT = "/var/lib/kvcm"
 STARTUP_FILE = "startup.json"
@@ -46,7 +48,7 @@ def stateful_set(resource: KVCacheManagerResource, image: str, mounts: Sequence[
     name, spec = resource.metadata.name, resource.spec
     pod = _pod_spec(resource, image, mounts)
     # The hash covers the settings too: a pod reads them only when it starts.
-    template_meta = {"labels": {**spec.pod_labels, **names.labels(name)}, "annotations": dict(spec.pod_annotations)}
+    template_meta = {"labels": {**spec.pod_labels, **names.labels(name)}, "annotations": {**spec.pod_annotations, COORDINATION: coordination_place(resource)}}
     content = json.dumps([config_hash, template_meta, pod], sort_keys=True)
     template_meta["annotations"][CONFIG_HASH] = hashlib.sha256(content.encode()).hexdigest()[:16]
     return {

@@ -6,9 +6,11 @@ only postpone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from kvcm.config.model import MetaBackendConfig
 from kvcm.resources.conditions import Reason
+from kvcm.resources.translate import metadata_type
 from kvcm_operator.subject import Subject, mapping
 from kvcm_operator.world import MANAGER, Ref, World
 
@@ -26,13 +28,18 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Talk to this manager. `leaving`: it is being deleted, so this may be the last chance. `override`: it runs outside the cluster."""
+    """Talk to this manager. `leaving`: it is being deleted, so this may be the last chance. `override`: it runs outside the cluster.
+
+    `several`: it has more than one pod. `backend`: where it keeps block metadata of groups that do not say it.
+    """
 
     namespace: str
     manager: str
     port: int
     leaving: bool
     override: bool
+    several: bool = False
+    backend: MetaBackendConfig = field(default_factory=MetaBackendConfig)
 
 
 async def look(world: World, namespace: str, manager: str) -> Open | Closed:
@@ -48,12 +55,18 @@ async def look(world: World, namespace: str, manager: str) -> Open | Closed:
     # 3. It was seen not to serve. A manager on its way out is asked all the same: nobody judges it any more, and this may be the last chance.
     if not subject.deleting and subject.condition("Available").get("status") != "True":
         return Closed(Reason.MANAGER_NOT_READY, f"KVCacheManager {manager} does not serve yet", gone=False)
-    return Open(namespace, manager, admin_port(subject), subject.deleting, override)
+    return Open(namespace, manager, admin_port(subject), subject.deleting, override, replicas(subject) > 1, metadata_backend(subject))
 
 
 def replicas(manager: Subject) -> int:
     value = manager.spec.get("replicas", 1)
     return value if isinstance(value, int) else 1
+
+
+def metadata_backend(manager: Subject) -> MetaBackendConfig:
+    """By the spec; in Redis it is the manager's own, so there is no URI."""
+    backend = mapping(manager.spec.get("metadataBackend"))
+    return MetaBackendConfig(metadata_type(str(backend.get("type") or ""), backend.get("writeMode")) or "local")
 
 
 def admin_port(manager: Subject) -> int:

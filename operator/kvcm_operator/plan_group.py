@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from kvcm.config.model import InstanceGroup
+from kvcm.config.model import InstanceGroup, MetaBackendConfig
 from kvcm.resources.group import InstanceGroupResource
 from kvcm.resources.normalise import FieldChange, diff
 from kvcm.resources.translate import group_from_resource
@@ -28,12 +28,20 @@ class GroupPlan:
     missing: tuple[str, ...] = ()
 
 
-def plan_group(resource: InstanceGroupResource, actual: InstanceGroup | None, server_names: Mapping[str, str], registered: Collection[str]) -> GroupPlan:
+def plan_group(
+    resource: InstanceGroupResource,
+    actual: InstanceGroup | None,
+    server_names: Mapping[str, str],
+    registered: Collection[str],
+    backend: MetaBackendConfig | None = None,
+) -> GroupPlan:
     """`server_names`: Storage resources of the same manager -> their names there; `registered`: the storages that it has.
+
+    `backend`: where the manager keeps block metadata of new groups that do not say it; in memory unless given.
 
     Raises UnsupportedResource for what is not built.
     """
-    desired = group_from_resource(resource, actual, server_names)
+    desired = group_from_resource(resource, actual, server_names, backend)
     missing = tuple(name for name in resource.spec.storages if server_names.get(name, name) not in registered)
     if missing:
         return GroupPlan(desired, missing=missing)

@@ -14,7 +14,7 @@ from kvcm.resources.parse import parse_resource
 from kvcm.resources.translate import check_built
 from kvcm_operator import release
 from kvcm_operator.admin import AdminTrouble, Refused, Silent, Speaker
-from kvcm_operator.gate import Closed, look
+from kvcm_operator.gate import Closed, Open, look
 from kvcm_operator.owners import rival, server_names
 from kvcm_operator.passes import closed, event, forbidden, outcome, trouble, unseen
 from kvcm_operator.plan_group import plan_group
@@ -23,6 +23,7 @@ from kvcm_operator.verdict import good, paused, stalled, waiting
 from kvcm_operator.world import GROUP, STORAGE, Json, KubeForbidden, Outcome, World
 
 MAX_ROUNDS = 3
+_IN_ONE_POD = ("local", "dummy")
 
 
 async def reconcile(resource: Json, world: World) -> Outcome:
@@ -56,8 +57,12 @@ async def _reconcile(subject: Subject, world: World) -> Outcome:
     door = await look(world, subject.ref.namespace, subject.manager_name)
     if isinstance(door, Closed):
         return closed(subject, world, door)
+    backend = group.spec.metadata_index.backend
+    if backend is not None and backend.type == "redis" and door.backend.storage_type == "local" and not door.override:
+        message = f"spec.metadataIndex.backend.type: KVCacheManager {door.manager} has no Redis for block metadata; its spec.metadataBackend says where one is"
+        return outcome(subject, world, stalled(Reason.INVALID_SPEC, message), {})
     names = server_names(await world.kube.list(STORAGE, subject.ref.namespace), subject.manager_name)
-    work = _Work(subject, group, names, world)
+    work = _Work(subject, group, names, world, door)
     try:
         async with world.admin.connect(door.namespace, door.manager, door.port) as api:
             return await work.run(Speaker(api))
@@ -66,11 +71,12 @@ async def _reconcile(subject: Subject, world: World) -> Outcome:
 
 
 class _Work:
-    def __init__(self, subject: Subject, group: InstanceGroupResource, names: dict[str, str], world: World) -> None:
+    def __init__(self, subject: Subject, group: InstanceGroupResource, names: dict[str, str], world: World, door: Open) -> None:
         self._subject = subject
         self._group = group
         self._names = names
         self._world = world
+        self._door = door
         self.touched = False
         self.drifted = False
 
@@ -80,7 +86,7 @@ class _Work:
         tried = -1
         for _ in range(MAX_ROUNDS):
             view = (await speaker.groups()).get(self._group.server_name)
-            plan = plan_group(self._group, view.group if view is not None else None, self._names, await speaker.storages())
+            plan = plan_group(self._group, view.group if view is not None else None, self._names, await speaker.storages(), self._door.backend)
             if plan.missing:
                 return self._wait(plan.missing)
             if plan.call is None and view is not None:
@@ -110,7 +116,9 @@ class _Work:
         return outcome(self._subject, self._world, verdict, {}, after=self._world.pace.retry, touched=self.touched)
 
     def _agreed(self, view: GroupView) -> Outcome:
-        verdict = good("registered with the manager", Reason.DRIFT_CORRECTED if self.drifted else Reason.IN_SYNC)
+        kept = view.group.cache_config.meta_indexer.backend.storage_type
+        note = "; its block metadata stays with one pod, so a new leader begins with an empty index" if self._door.several and kept in _IN_ONE_POD else ""
+        verdict = good(f"registered with the manager{note}", Reason.DRIFT_CORRECTED if self.drifted else Reason.IN_SYNC)
         return outcome(self._subject, self._world, verdict, _facts(view), touched=self.touched, corrections=int(self.drifted))
 
     async def _report_drift(self) -> None:

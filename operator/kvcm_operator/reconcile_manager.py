@@ -19,10 +19,11 @@ from kvcm_operator.children import build
 from kvcm_operator.children_apply import Applied, ChildLeaving, ChildRefused, NotOurs, need, new, ref_to, write
 from kvcm_operator.children_secret import check_own, missing_entry, token_secret_body, wanted_entries
 from kvcm_operator.children_volumes import Volumes, volumes
+from kvcm_operator.move import moving_conditions, moving_facts, moving_verdict, must_stop_first, stop_all
 from kvcm_operator.passes import event, forbidden
 from kvcm_operator.plan_manager import Sight, facts, judge, kept_conditions, more_conditions
 from kvcm_operator.release import going_away
-from kvcm_operator.rollout import plan
+from kvcm_operator.rollout import LOOK_S, plan
 from kvcm_operator.rollout_act import carry_out, who_leads
 from kvcm_operator.rollout_fleet import Fleet, fleet_of
 from kvcm_operator.rollout_handover import remembered
@@ -58,6 +59,9 @@ async def _reconcile(subject: Subject, world: World) -> Outcome:
     work = _Work(subject, manager, image, world)
     try:
         await work.bring()
+    except _Moving as found:
+        status = status_of(subject, moving_verdict(), world.clock.wall_us(), moving_facts(found.fleet), moving_conditions())
+        return Outcome(status, requeue_after=LOOK_S, touched=work.touched)
     except _SecretMissing as error:
         return _unseen(subject, world, waiting(Reason.SECRET_NOT_FOUND, error.message), touched=work.touched)
     except NotOurs as error:
@@ -72,6 +76,12 @@ async def _reconcile(subject: Subject, world: World) -> Outcome:
 
 class _SecretMissing(KvcmError):
     pass
+
+
+class _Moving(KvcmError):
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__("leases move to another place")
+        self.fleet = fleet
 
 
 class _Work:
@@ -94,6 +104,9 @@ class _Work:
         kube, subject = self._world.kube, self._subject
         await self._secrets()
         fleet = await self._fleet()
+        if must_stop_first(self._manager, fleet):
+            self.touched = await stop_all(subject, self._manager, self._world)
+            raise _Moving(fleet)
         if self._elects and not self._outside:
             self._leader = await who_leads(subject, self._world, fleet)
         wanted = size(self._manager.spec.replicas, fleet, self._leader)
@@ -164,7 +177,10 @@ class _Work:
 
     def _note(self) -> str:
         refused_ = ", ".join(self._volumes.refused)
-        return f"not mounted, because the path is taken or cannot have a volume: {refused_}" if refused_ else ""
+        notes = [f"not mounted, because the path is taken or cannot have a volume: {refused_}"] if refused_ else []
+        if self._manager.spec.replicas > 1 and self._manager.spec.metadata_backend.type == "local":
+            notes.append("block metadata of groups is in the leader's memory (metadataBackend is local), so whoever leads next begins with an empty index")
+        return "; ".join(notes)
 
 
 def _unseen(subject: Subject, world: World, verdict: Verdict, *, touched: bool = False) -> Outcome:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvcm_operator.children_pods import CONFIG_HASH, CONTAINER
+from kvcm.resources.manager_uris import ALONE
+from kvcm_operator.children_pods import CONFIG_HASH, CONTAINER, COORDINATION
 from kvcm_operator.subject import mapping, seconds_since
 from kvcm_operator.world import Json
 
@@ -39,6 +40,7 @@ _TROUBLES = {
 class Node:
     """One pod. `host`: its address, empty before it has one. `outdated`: not of the newest template. `stopping`: it is being deleted.
 
+    `place`: the election that it takes part in; pods of the time before there were several have no word about it.
     `trouble`: why it will not be ready soon, as a part of a sentence; empty when nothing is known to be wrong.
     """
 
@@ -51,6 +53,7 @@ class Node:
     outdated: bool
     stopping: bool
     trouble: str
+    place: str = ALONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ def _node(owner: str, pod: Json, newest: object, wall_us: int) -> Node | None:
         outdated=mapping(meta.get("annotations")).get(CONFIG_HASH) != newest,
         stopping=stopping,
         trouble="" if ready and not stopping else _trouble(meta, status, wall_us),
+        place=str(mapping(meta.get("annotations")).get(COORDINATION) or ALONE),
     )
 
 
