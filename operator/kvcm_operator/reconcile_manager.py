@@ -24,7 +24,7 @@ from kvcm_operator.passes import event, forbidden
 from kvcm_operator.plan_manager import Sight, facts, judge, kept_conditions, more_conditions
 from kvcm_operator.release import going_away
 from kvcm_operator.rollout import LOOK_S, plan
-from kvcm_operator.rollout_act import carry_out, who_leads
+from kvcm_operator.rollout_act import carry_out, hear
 from kvcm_operator.rollout_fleet import Fleet, fleet_of
 from kvcm_operator.rollout_handover import remembered
 from kvcm_operator.rollout_leader import Leadership
@@ -96,6 +96,7 @@ class _Work:
         # With a coordinator of its own in its memory each pod leads itself.
         self._elects = manager.spec.coordination.type != "memory"
         self._leader: Leadership | None = None
+        self._cold: frozenset[str] = frozenset()
         self.touched = False
         self.corrections = 0
 
@@ -108,7 +109,9 @@ class _Work:
             self.touched = await stop_all(subject, self._manager, self._world)
             raise _Moving(fleet)
         if self._elects and not self._outside:
-            self._leader = await who_leads(subject, self._world, fleet)
+            moving = fleet.updated < len(fleet.living) or self._manager.spec.replicas < fleet.size
+            heard = await hear(subject, self._world, fleet, moving=moving)
+            self._leader, self._cold = heard.leader, heard.cold
         wanted = size(self._manager.spec.replicas, fleet, self._leader)
         storages = await kube.list(STORAGE, subject.ref.namespace)
         self._volumes = volumes(subject.ref.name, storages, await kube.get(self._set_ref))
@@ -153,7 +156,7 @@ class _Work:
         replicas = self._manager.spec.replicas
         before = remembered(subject.status)
         fleet = await self._fleet()
-        todo = plan(replicas, fleet, self._leader, before, world.clock.wall_us())
+        todo = plan(replicas, fleet, self._leader, before, world.clock.wall_us(), self._cold)
         if todo.replace is not None or todo.demote is not None:
             self.touched = True
             todo = await carry_out(subject, world, todo, before)

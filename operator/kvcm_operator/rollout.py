@@ -13,6 +13,7 @@ Dangers:
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvcm.resources.conditions import Reason
@@ -24,6 +25,7 @@ from kvcm_operator.scale import surplus
 ROLLING = "the pods are being replaced by ones with the new settings and volumes"
 STARTING = "the pods are not ready yet"
 STOPPING = "the pods that the spec no longer asks for are being stopped"
+FILLING = "a follower still reads block metadata, so it could not take over at once; the next pod goes after that"
 ASKED = "the leader was asked to step down before its pod goes; another one is waited for"
 IN_VAIN = "the leader was asked to step down before its pod goes, and no other one took over; its pod is left alone and it is asked again later"
 LOOK_S = 1.0
@@ -45,8 +47,11 @@ class Plan:
     handover: Handover | None = None
 
 
-def plan(wanted: int, fleet: Fleet, leader: Leadership | None, before: Handover | None, wall_us: int) -> Plan:
-    """`leader` None: the pods elect none among them, so each may go like a follower. `before`: what the status remembers."""
+def plan(wanted: int, fleet: Fleet, leader: Leadership | None, before: Handover | None, wall_us: int, cold: Collection[str] = frozenset()) -> Plan:
+    """`leader` None: the pods elect none among them, so each may go like a follower. `before`: what the status remembers.
+
+    cold: pods that could not take over at once; they are waited for.
+    """
     staying = [node for node in fleet.living if node.ordinal < wanted]
     outdated = [node for node in staying if node.outdated]
     held = wanted < fleet.size
@@ -60,6 +65,8 @@ def plan(wanted: int, fleet: Fleet, leader: Leadership | None, before: Handover 
     broken = [node for node in outdated if not node.ready and (leader is None or node.name != leader.pod)]
     if broken:
         return _keeping(_replace(broken[-1]), before)
+    if any(node.name in cold and not (node.outdated or leader is None or node.name == leader.pod) for node in staying):
+        return _keeping(Plan(Reason.ROLLING_OUT if outdated else Reason.SCALING_DOWN, FILLING, again_s=LOOK_S), before)
     if outdated and (leader is None or len(fleet.living) == 1):
         # A single pod has nobody to hand over to.
         return _replace(outdated[-1])

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from kvcm.client.admin_types import ClusterInfo
 from kvcm.common.errors import KvcmError
 from kvcm.resources.conditions import Reason
 from kvcm_operator.admin import AdminTrouble, Speaker
@@ -19,28 +20,41 @@ from kvcm_operator.rollout import LOOK_S, Plan
 from kvcm_operator.rollout_fleet import Fleet, Node
 from kvcm_operator.rollout_handover import KEEP_OUT_MS, Handover
 from kvcm_operator.rollout_leader import Leadership, leadership
+from kvcm_operator.rollout_warm import cold
 from kvcm_operator.subject import Subject
-from kvcm_operator.world import AdminApi, KubeForbidden, Ref, World
+from kvcm_operator.world import KubeForbidden, Ref, World
 
 ASK_S = 3.0
 MAX_ASKED = 64
+_T = TypeVar("_T")
 _log = logging.getLogger("kvcm.operator.rollout")
 
 
-async def who_leads(subject: Subject, world: World, fleet: Fleet) -> Leadership:
-    """Ask every pod that can be asked, all at once. Raises KubeForbidden."""
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What the pods say. `cold`: those that could not take over at once; asked only while pods have to go."""
+
+    leader: Leadership
+    cold: frozenset[str] = frozenset()
+
+
+async def hear(subject: Subject, world: World, fleet: Fleet, *, moving: bool) -> Heard:
+    """Ask every pod that can be asked, all at once. `moving`: pods have to go. Raises KubeForbidden."""
     asked = [node for node in fleet.living if node.host][:MAX_ASKED]
     if not asked:
-        return leadership(fleet, {})
+        return Heard(leadership(fleet, {}))
     try:
         async with world.admin.connect_nodes(subject.ref.namespace, subject.ref.name, [node.host for node in asked], admin_port(subject)) as apis:
-            answers = await asyncio.gather(*(_word(api) for api in apis))
+            answers = await asyncio.gather(*(_in_time(Speaker(api).cluster()) for api in apis))
+            copies = await asyncio.gather(*(_in_time(Speaker(api).copies()) for api in apis)) if moving else []
     except KubeForbidden:
         raise
     except KvcmError as error:
         _log.warning("pods_not_asked manager=%s/%s: %s", subject.ref.namespace, subject.ref.name, error.message)
-        answers = []
-    return leadership(fleet, {node.name: info for node, info in zip(asked, answers, strict=False) if info is not None})
+        return Heard(leadership(fleet, {}))
+    words = {node.name: info for node, info in zip(asked, answers, strict=True) if info is not None}
+    told = {node.name: one for node, one in zip(asked, copies, strict=False) if one is not None}
+    return Heard(leadership(fleet, words), cold(fleet, told))
 
 
 async def carry_out(subject: Subject, world: World, found: Plan, before: Handover | None) -> Plan:
@@ -74,9 +88,9 @@ async def _demote(subject: Subject, world: World, found: Plan, node: Node, befor
     return replace(found, again_s=LOOK_S, handover=found.handover if stepped else before)
 
 
-async def _word(api: AdminApi) -> ClusterInfo | None:
+async def _in_time(answer: Awaitable[_T]) -> _T | None:
     try:
         async with asyncio.timeout(ASK_S):
-            return await Speaker(api).cluster()
+            return await answer
     except (AdminTrouble, TimeoutError):
         return None

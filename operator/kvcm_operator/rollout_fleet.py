@@ -6,6 +6,7 @@ that does not become ready fails in words that alternate (ErrImagePull, ImagePul
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ class Node:
     """One pod. `host`: its address, empty before it has one. `outdated`: not of the newest template. `stopping`: it is being deleted.
 
     `place`: the election that it takes part in; pods of the time before there were several have no word about it.
-    `trouble`: why it will not be ready soon, as a part of a sentence; empty when nothing is known to be wrong.
+    `trouble`: why it will not be ready soon, as a part of a sentence; empty when nothing is known to be wrong. `ready_for_s`: infinite when not known.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Node:
     stopping: bool
     trouble: str
     place: str = ALONE
+    ready_for_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,7 @@ def _node(owner: str, pod: Json, newest: object, wall_us: int) -> Node | None:
         stopping=stopping,
         trouble="" if ready and not stopping else _trouble(meta, status, wall_us),
         place=str(mapping(meta.get("annotations")).get(COORDINATION) or ALONE),
+        ready_for_s=_ready_for_s(status, wall_us) if ready else 0.0,
     )
 
 
@@ -146,6 +149,11 @@ def _trouble(meta: Json, status: Json, wall_us: int) -> str:
         return _ENDS
     slow = seconds_since(str(meta.get("creationTimestamp") or ""), wall_us) > SLOW_S
     return "it takes unusually long; its log may tell why" if slow else ""
+
+
+def _ready_for_s(status: Json, wall_us: int) -> float:
+    since = str(_condition(status, "Ready").get("lastTransitionTime") or "")
+    return seconds_since(since, wall_us) if since else math.inf
 
 
 def _condition(status: Json, kind: str) -> Json:

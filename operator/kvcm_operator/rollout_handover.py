@@ -13,8 +13,8 @@ from kvcm_operator.rollout_leader import Leadership
 from kvcm_operator.subject import mapping, timestamp
 from kvcm_operator.world import Json
 
-PATIENCE_S = 20.0
-"""How long another node may take to lead and serve before that counts as a failure."""
+PATIENCE_S = 30.0
+"""How long a leader may drain, and another take to serve, before that counts as a failure."""
 MAX_PAUSE_S = 3600.0
 """Between two attempts, in the end: each one that fails costs the service `KEEP_OUT_MS`."""
 KEEP_OUT_MS = 15_000

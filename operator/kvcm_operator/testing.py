@@ -107,6 +107,10 @@ class FakeKube:
     def has(self, ref: Ref) -> bool:
         return ref in self._objects
 
+    def now(self) -> str:
+        """As controllers write it."""
+        return timestamp(self._clock.wall_us())
+
     @property
     def version(self) -> int:
         """Moves with every change."""

@@ -75,7 +75,8 @@ class FakeCluster:
             return
         self._addresses += 1
         address = f"{self.network}{self._addresses}"
-        self._kube.set_status(ref, {"phase": "Running", "podIP": address, "conditions": [{"type": "Ready", "status": "True"}]})
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": self._kube.now()}
+        self._kube.set_status(ref, {"phase": "Running", "podIP": address, "conditions": [ready]})
         self._on_pod(body)
 
 

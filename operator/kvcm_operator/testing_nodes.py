@@ -12,7 +12,7 @@ from typing import Any
 
 from kvcm.client.admin_client import ManagerUnreachable
 from kvcm.client.admin_testing import FakeAdmin
-from kvcm.client.admin_types import ClusterInfo, Health, NodeEndpoint, NodeRole, NodeState
+from kvcm.client.admin_types import ClusterInfo, Health, MetricSample, MetricsReport, NodeEndpoint, NodeRole, NodeState
 from kvcm.common.clock import FakeClock
 from kvcm.common.errors import NotLeader, NotReady
 from kvcm_operator.testing import FakeDirectory, FakeKube
@@ -22,7 +22,7 @@ _OF_A_NODE = ("cluster_info", "check_health", "campaign_delay_ms", "set_campaign
 
 
 class FakeNode:
-    """One pod's manager. `silent`: it answers nobody. `follows`: it never stands for election."""
+    """One pod's manager. `silent`: it answers nobody. `follows`: it never stands for election. `filling`: it still reads block metadata."""
 
     def __init__(self, nodes: Nodes, name: str, uid: str) -> None:
         self._nodes = nodes
@@ -30,6 +30,7 @@ class FakeNode:
         self.uid = uid
         self.silent = False
         self.follows = False
+        self.filling = False
         self.delay_ms = 0
         self.left_at_us: int | None = None
 
@@ -40,6 +41,10 @@ class FakeNode:
     async def check_health(self) -> Health:
         nodes = self._nodes
         return Health(bool(nodes.leader) and (nodes.serves or nodes.leader != self.name), nodes.leader == self.name, 0)
+
+    async def metrics(self) -> MetricsReport:
+        samples = (MetricSample("follower.copies", 1.0, {"state": "filling" if self.filling else "warm"}), MetricSample("follower.blocks", 5.0, {}))
+        return MetricsReport(0, samples, "")
 
     async def campaign_delay_ms(self) -> int:
         return self.delay_ms
@@ -56,7 +61,10 @@ class FakeNode:
 
 
 class Nodes:
-    """`by_name`: what runs. `registry`: what all share. `demoted`: who was asked to step down, in order. `history`: who led, in order."""
+    """`by_name`: what runs. `registry`: what all share. `demoted`: who was asked to step down, in order. `history`: who led, in order.
+
+    `on_start`: sees every node that starts.
+    """
 
     def __init__(self, kube: FakeKube, directory: FakeDirectory, clock: FakeClock, namespace: str, manager: str) -> None:
         self._kube = kube
@@ -69,12 +77,14 @@ class Nodes:
         self.serves = False
         self.demoted: list[str] = []
         self.history: list[str] = []
+        self.on_start: Callable[[FakeNode], None] = lambda node: None
         directory.managers[namespace, manager] = _Service(self)  # type: ignore[assignment]  # it has the methods of one
         directory.nodes = self
 
     def started(self, pod: Json) -> None:
         name = pod["metadata"]["name"]
         self.by_name[name] = FakeNode(self, name, pod["metadata"]["uid"])
+        self.on_start(self.by_name[name])
 
     def step(self) -> None:
         for name, node in list(self.by_name.items()):

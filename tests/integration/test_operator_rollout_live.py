@@ -13,7 +13,7 @@ from kvcm.common.testing_ports import free_ports
 from kvcm.etcd.testing import PROGRAM, EtcdServer
 from kvcm.service.testing import ManagerProcess
 from kvcm_operator.directory import Directory
-from kvcm_operator.rollout_act import who_leads
+from kvcm_operator.rollout_act import hear
 from kvcm_operator.rollout_fleet import fleet_of
 from kvcm_operator.runtime import RECONCILERS
 from kvcm_operator.subject import Subject
@@ -97,9 +97,9 @@ def test_a_new_image_and_a_smaller_size_on_real_managers(tmp_path: Path) -> None
     async def leader(house: House) -> str:
         subject = Subject(house.kube.body(BOSS))
         pods = await house.kube.list("Pod", "default")
-        found = await who_leads(subject, house.world, fleet_of(house.kube.body(SET), pods, house.clock.wall_us()))
-        assert found.serves
-        return found.pod
+        heard = await hear(subject, house.world, fleet_of(house.kube.body(SET), pods, house.clock.wall_us()), moving=True)
+        assert heard.leader.serves
+        return heard.leader.pod
 
     async def story(house: House, processes: Processes) -> None:
         def ready() -> bool:

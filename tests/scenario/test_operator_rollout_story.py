@@ -17,7 +17,7 @@ from kvcm_operator.runtime import RECONCILERS
 from kvcm_operator.subject import Subject
 from kvcm_operator.testing_house import House, applied_manager, group, several, storage
 from kvcm_operator.testing_nodes import Nodes
-from kvcm_operator.world import MANAGER, Json, Ref
+from kvcm_operator.world import MANAGER, Ref
 
 pytestmark = pytest.mark.scenario
 
@@ -151,13 +151,7 @@ def test_a_leader_that_nobody_follows_keeps_its_pod_and_is_asked_ever_more_rarel
     async def story(house: House, nodes: Nodes) -> None:
         for name in ("demo-1", "demo-2"):
             nodes.by_name[name].follows = True
-        original = nodes.started
-
-        def started(pod: Json) -> None:
-            original(pod)
-            nodes.by_name[pod["metadata"]["name"]].follows = True
-
-        nodes.started = started  # type: ignore[method-assign]
+        nodes.on_start = lambda node: setattr(node, "follows", True)
         spec(house, image="kvcm:2")
         await house.beats(partial(is_reason, house, "HandoverFailed"))
         assert house.condition(BOSS, "Progressing") == ("False", "HandoverFailed")
@@ -173,6 +167,22 @@ def test_a_leader_that_nobody_follows_keeps_its_pod_and_is_asked_ever_more_rarel
         await house.beats(partial(ready, house), at_most=400)
         assert deleted(house) == ["demo-2", "demo-1", "demo-0"]
         assert nodes.leader == "demo-2"
+
+    run(story)
+
+
+def test_the_next_pod_waits_until_the_last_one_could_take_over_at_once() -> None:
+    async def story(house: House, nodes: Nodes) -> None:
+        nodes.on_start = lambda node: setattr(node, "filling", True)
+        spec(house, image="kvcm:2")
+        for _ in range(30):
+            await house.beat(5)
+        assert deleted(house) == ["demo-2"]
+        assert message(house) == "a follower still reads block metadata, so it could not take over at once; the next pod goes after that"
+        nodes.on_start = lambda node: None
+        nodes.by_name["demo-2"].filling = False
+        await house.beats(partial(ready, house))
+        assert deleted(house) == ["demo-2", "demo-1", "demo-0"]
 
     run(story)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvcm.client.admin_types import ClusterInfo, NodeEndpoint, NodeRole, NodeState
 from kvcm.resources.conditions import Reason
+from kvcm_operator.admin import Copies
 from kvcm_operator.children_pods import CONFIG_HASH
 from kvcm_operator.rollout import plan
 from kvcm_operator.rollout_fleet import Fleet, Node, fleet_of
 from kvcm_operator.rollout_handover import Handover, remembered, turn
 from kvcm_operator.rollout_leader import CONTESTED, SILENT, Leadership, leadership
+from kvcm_operator.rollout_warm import cold
 from kvcm_operator.scale import Size, size
 from kvcm_operator.subject import timestamp
 from kvcm_operator.world import Json
@@ -156,9 +160,10 @@ def asked(seconds_ago: float, attempts: int = 1, pod_name: str = "demo-0", epoch
         (None, True, False),
         (asked(5), False, False),
         (asked(5, epoch=3), False, True),  # it won again at once
-        (asked(25), True, True),
-        (asked(25, attempts=2), False, True),
-        (asked(45, attempts=2), True, True),
+        (asked(29), False, False),
+        (asked(31), True, True),
+        (asked(31, attempts=2), False, True),
+        (asked(61, attempts=2), True, True),
         (asked(3599, attempts=9), False, True),
         (asked(3601, attempts=900), True, True),
         (asked(5, pod_name="demo-1"), False, False),
@@ -189,6 +194,42 @@ def test_a_memory_that_cannot_be_read_is_none(fact: object) -> None:
 def test_a_memory_survives_the_status() -> None:
     before = asked(3, attempts=7)
     assert remembered({"handover": before.fact()}) == before
+
+
+# -- copies ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("copies", "ready_for_s", "is_cold"),
+    [
+        (Copies(warm=2, filling=1), 30.0, True),
+        (Copies(warm=0, filling=1), 599.0, True),
+        (Copies(warm=0, filling=1), 601.0, False),
+        (Copies(warm=3, filling=0), 0.0, False),
+        (Copies(warm=0, filling=0), 4.0, True),  # it may not have begun
+        (Copies(warm=0, filling=0), 6.0, False),  # there is nothing to follow
+        (Copies(warm=0, filling=0), math.inf, False),
+        (None, 1.0, False),
+    ],
+)
+def test_a_pod_that_still_reads_is_cold_for_a_while(copies: Copies | None, ready_for_s: float, is_cold: bool) -> None:
+    pods = fleet(replace(node(0), ready_for_s=ready_for_s), replace(node(1), ready=False), replace(node(2), stopping=True))
+    told = dict.fromkeys(("demo-1", "demo-2"), Copies(0, 1)) | ({"demo-0": copies} if copies else {})
+    assert cold(pods, told) == ({"demo-0"} if is_cold else set())
+
+
+@pytest.mark.parametrize(("names", "replaced"), [((), "demo-1"), (("demo-2",), None), (("demo-0",), "demo-1"), (("demo-1",), "demo-1")])
+def test_the_next_pod_goes_when_those_before_could_take_over(names: tuple[str, ...], replaced: str | None) -> None:
+    found = plan(3, fleet(node(0, outdated=True), node(1, outdated=True), node(2)), LEADS_0, None, NOW, names)
+    assert (found.replace.name if found.replace else None) == replaced
+    assert found.reason is Reason.ROLLING_OUT
+
+
+def test_how_long_a_pod_has_been_ready_is_read_off_its_condition() -> None:
+    body = pod("demo-0")
+    assert fleet_of(the_set(), [body], NOW).nodes[0].ready_for_s == math.inf
+    body["status"]["conditions"][0]["lastTransitionTime"] = timestamp(NOW - 7_000_000)
+    assert fleet_of(the_set(), [body], NOW).nodes[0].ready_for_s == 7.0
 
 
 # -- sizes ----------------------------------------------------------------------------------------------------------------------------------------
