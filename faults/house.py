@@ -181,6 +181,19 @@ class House:
             (template,) = [group for group in await admin.list_groups() if group.name == "default"]
             await admin.create_group(named(template, HELD, f"redis://127.0.0.1:{self.held_gate.port}/"))
 
+    async def rescue(self) -> list[str]:
+        """After a round that did not end: every node goes on and is up again. Their logs, which the house would take with it, are copied; returns where."""
+        kept = []
+        for node in self.nodes:
+            if node.manager.process is not None and node.manager.process.poll() is None:
+                node.resume()
+            copy = Path(tempfile.gettempdir(), f"kvcm-faults-{os.getpid()}-{node.name}.log")
+            copy.write_text(node.manager.log, encoding="utf-8")
+            kept.append(str(copy))
+            if not node.up:
+                await asyncio.to_thread(node.start)
+        return kept
+
     def _write_startup(self) -> None:
         storage: dict[str, Any] = storage_to_dict(default_storage())
         storage["storage_spec"].update(root_path=f"{self._folder}/blocks/", key_count_per_file=1)

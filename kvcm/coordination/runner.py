@@ -20,6 +20,7 @@ from kvcm.common.clock import Clock
 from kvcm.common.errors import KvcmError
 from kvcm.coordination.elector import Campaign, CancelPromote, Command, Demote, Elector, ElectorSettings, KeepAlive, Promote, Resign, Role
 from kvcm.coordination.port import Coordinator
+from kvcm.coordination.standing_back import StandingBack
 
 _log = logging.getLogger("kvcm.coordination")
 
@@ -37,7 +38,8 @@ class LeaderRunner:
     """`on_promote(epoch)` makes this node ready to serve and raises if it cannot; `on_demote(epoch)` drains and cleans up.
 
     The two never overlap and alternate; `on_demote` also follows a promotion that failed or was cancelled. Time-outs: each coordinator call
-    gets a third of the lease, a demotion `settings.drain_ms`.
+    gets a third of the lease, a demotion `settings.drain_ms`. `ready` says whether this node could serve at once; while not, it leaves a free lease to others
+    for a moment (StandingBack).
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class LeaderRunner:
         settings: ElectorSettings,
         on_promote: Callable[[int], Awaitable[None]],
         on_demote: Callable[[int], Awaitable[None]],
+        ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self._coordinator = coordinator
         self._clock = clock
@@ -54,6 +57,7 @@ class LeaderRunner:
         self._on_promote = on_promote
         self._on_demote = on_demote
         self._elector = Elector(settings)
+        self._standing_back = StandingBack(coordinator, settings.node_id, ready)
         self._call_s = max(settings.lease_ms / 3, settings.loop_interval_ms) / 1000
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
@@ -197,7 +201,8 @@ class LeaderRunner:
         epoch, failed = None, False
         try:
             async with asyncio.timeout(self._call_s):
-                epoch = await self._coordinator.campaign(self._settings.node_id, self._settings.lease_ms)
+                if await self._standing_back.may_campaign(sent):
+                    epoch = await self._coordinator.campaign(self._settings.node_id, self._settings.lease_ms)
         except Exception as error:
             failed = True
             self._note("campaign", "the coordinator cannot be asked for leadership", error)

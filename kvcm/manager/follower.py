@@ -69,6 +69,12 @@ class Follower:
         self._copies: dict[str, WarmIndex] = {}
         self._fills = asyncio.Semaphore(_FILLS_AT_ONCE)
         self._resyncs = 0
+        self._looked = False
+
+    @property
+    def is_ready(self) -> bool:
+        """This process could serve at once if it led: it has seen the registry, and has a complete copy of every instance that can be followed."""
+        return self._looked and all(task.done() or self._is_warm(instance_id) for instance_id, (_, task) in self._keepers.items())
 
     @property
     def state(self) -> FollowerState:
@@ -95,6 +101,7 @@ class Follower:
     async def hand_over(self) -> dict[str, WarmIndex]:
         """Stop, and give away the copies that are complete, by instance id; the caller closes those that it does not use."""
         looker, self._looker = self._looker, None
+        self._looked = False
         tasks = [task for _, task in self._keepers.values()]
         if looker is not None:
             tasks.append(looker)
@@ -138,6 +145,7 @@ class Follower:
             if instance_id not in self._keepers:
                 task = asyncio.get_running_loop().create_task(self._keep(config, instance_id))
                 self._keepers[instance_id] = (config, task)
+        self._looked = True
 
     async def _wanted(self, snapshot: RegistrySnapshot) -> Mapping[str, MetaBackendConfig]:
         configs: dict[str, MetaBackendConfig] = {}
@@ -209,6 +217,10 @@ class Follower:
         backend, changes = opened
         copy = self._copies[instance_id] = WarmIndex(config, instance_id, backend, changes, self._packing, self._clock.monotonic_us)
         return copy
+
+    def _is_warm(self, instance_id: str) -> bool:
+        copy = self._copies.get(instance_id)
+        return copy is not None and copy.is_warm
 
     def _has_scanned(self, instance_id: str) -> bool:
         copy = self._copies.get(instance_id)

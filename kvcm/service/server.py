@@ -183,7 +183,7 @@ class ManagerServer:
         host = advertised_host(settings.service_advertised_host, settings.service_bind_host)
         own = Endpoint(node_id(settings.leader_elector_node_id, host, admin_http), host, custom_info=settings.service_custom_info)
         elector = ElectorSettings(own.node_id, settings.leader_elector_lease_ms, settings.leader_elector_loop_interval_ms)
-        runner = LeaderRunner(coordinator, clock, elector, lifecycle.promote, lifecycle.demote)
+        runner = LeaderRunner(coordinator, clock, elector, lifecycle.promote, lifecycle.demote, lambda: follower.is_ready)
         gate = LeaderGate(term)
         gate.follow(runner)
         cluster = LiveCluster(own, runner, gate, coordinator, clock, settings.leader_elector_loop_interval_ms, settings.leader_elector_lease_ms)

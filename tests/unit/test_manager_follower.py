@@ -115,6 +115,28 @@ def test_what_the_registry_names_is_followed_and_handed_over(tmp_path: Path) -> 
     run(story())
 
 
+def test_it_is_ready_when_the_registry_was_seen_and_every_copy_is_complete(tmp_path: Path) -> None:
+    async def story() -> None:
+        desk = Desk(tmp_path)
+        assert not desk.follower.is_ready  # nobody knows yet what there is
+        desk.follower.start()
+        await desk.until(lambda: desk.follower.is_ready)  # nothing
+        await desk.group("g", FOLLOWED)
+        await desk.group("silent", MetaBackendConfig("redis", "redis://silent/"))
+        await desk.instance("not told", "silent")
+        await desk.instance("i", "g")
+        desk.place("i")
+        await desk.until(lambda: desk.follower.state.warm == 1)
+        await desk.until(lambda: desk.follower.is_ready)  # what nobody can follow does not count
+        desk.follower._copies["i"].is_warm = False
+        assert not desk.follower.is_ready
+        desk.follower._copies["i"].is_warm = True
+        await desk.follower.stop()
+        assert not desk.follower.is_ready
+
+    run(story())
+
+
 def test_an_instance_that_is_gone_or_lies_elsewhere_is_let_go(tmp_path: Path) -> None:
     async def story() -> None:
         desk = Desk(tmp_path)
