@@ -62,7 +62,7 @@ bench-redis: venv ## what metadata in Redis costs a write and a start, as ratios
 	@$(PY) -m benchmarks.redis_recovery
 
 faults: venv ## leaders are killed, stopped and suspended at 1,000,000 blocks under load (about an hour; needs etcd, redis-server and a quiet machine)
-	@$(PY) -m faults --row kill,demote,terminate
+	@$(PY) -m faults --row kill,crash,demote,terminate
 	@$(PY) -m faults --row suspend --stores etcd,redis
 	@$(PY) -m faults --row kill,terminate --mode behind --rounds 20
 

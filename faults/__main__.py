@@ -1,6 +1,6 @@
 """`python -m faults`: rows of faults on real processes, and a table.
 
-    python -m faults [--row kill,demote,terminate,suspend] [--rounds N] [--blocks N] [--stores etcd,redis] [--mode through|behind] [--lease MS]
+    python -m faults [--row kill,crash,demote,terminate,suspend] [--rounds N] [--blocks N] [--stores etcd,redis] [--mode through|behind] [--lease MS]
                      [--seed N] [--json FILE]
 
 Needs etcd and redis-server (Debian: etcd-server, redis-server). Ends with 1 when a requirement is broken.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from faults.rows import demote, kill, suspend, terminate
+from faults.rows import crash, demote, kill, suspend, terminate
 from faults.scene import Round, Scene
 
 
@@ -26,6 +26,7 @@ ROWS = {
     row.name: row
     for row in (
         Row("kill", "leader SIGKILL", 50, kill.play, served_s=1.0),
+        Row("crash", "leader SIGKILL, started again at once", 10, crash.play, served_s=1.0),
         Row("demote", "LeaderDemote", 50, demote.play, refused_s=1.0),
         Row("terminate", "leader SIGTERM", 50, terminate.play, refused_s=1.0),
         Row("suspend", "leader SIGSTOP beyond its lease, a change held back, SIGCONT", 20, suspend.play),

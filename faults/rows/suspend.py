@@ -30,6 +30,7 @@ _PATIENCE_S = 60.0
 async def play(scene: Scene, number: int) -> Round:
     await _prepare(scene)
     leader = await scene.ready()
+    await scene.sync(leader)
     house, keys = scene.house, list(range(1 + number * _BLOCKS, 1 + (number + 1) * _BLOCKS))
     registry = house.registry_gates[leader.name]
     group = f"late-{number}"
@@ -43,6 +44,8 @@ async def play(scene: Scene, number: int) -> Round:
     stopped = time.time()
     try:
         served = (await scene.prober.leader(stopped, other_than=leader.name)).got
+        # What it had queued (write-behind) is refused like everything else of it.
+        tail = scene.ledger.crashed() if scene.plan.mode == "behind" else 0
         # The lease is over when somebody else serves; stay away for a while all the same, so that something waits.
         await asyncio.sleep(_BEYOND_S)
         answers = [await asyncio.to_thread(gate.release, leader.pid) for gate in (house.held_gate, registry)]
@@ -59,7 +62,7 @@ async def play(scene: Scene, number: int) -> Round:
     notes.append(f"{scene.plan.stores} said to the late group: {_short(answers[1])}")
     await until(lambda: f"epoch {_own_epoch(scene, leader)}" in leader.manager.log and "leader -> demoting" in leader.manager.log, "it has stepped down")
     await _nothing_landed(scene, keys, group)
-    return await scene.settle(since, served, notes=notes)
+    return await scene.settle(since, served, tail, notes)
 
 
 async def _prepare(scene: Scene) -> None:

@@ -149,8 +149,8 @@ def test_a_follower_whose_stream_was_cut_or_lost_scans_and_so_does_its_promotion
     engine.wait_gone([2])
     pair.follows(6)
     # Cut once more, in front of a promotion.
+    leader = pair.leader  # before one of them cannot be asked
     follower.send(signal.SIGSTOP)
-    leader = pair.leader
     try:
         write(engine, [8, 9])
         leader.send(signal.SIGKILL)
