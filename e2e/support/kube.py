@@ -28,6 +28,7 @@ FOLDERS = {
     "Service": ("/api/v1", "services"),
     "ConfigMap": ("/api/v1", "configmaps"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
+    "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "Event": ("/api/v1", "events"),
     "Pod": ("/api/v1", "pods"),
     "Endpoints": ("/api/v1", "endpoints"),

@@ -90,6 +90,16 @@ def test_one_alone_has_nothing_to_do_with_either() -> None:
     assert secret_mounts(_manager().spec) == ()
 
 
+def test_the_example_of_the_page_is_one() -> None:
+    page = (GOOD.parents[2] / "docs/kubernetes.md").read_text(encoding="utf-8")
+    documents = list(yaml.safe_load_all(page.partition("```yaml\n")[2].partition("```")[0]))
+    manager = parse_manager(documents[-1])
+    secrets = {document["metadata"]["name"]: set(document["stringData"]) for document in documents[:-1]}
+    for mount in secret_mounts(manager.spec):
+        assert mount.secret == "etcd-ca" or set(mount.keys) <= secrets[mount.secret]
+    assert _settings(manager).meta_redis_uri
+
+
 def test_the_longest_spec_is_still_a_uri() -> None:
     hosts = [f"{'h' * 174}:{number + 65_000}" for number in range(MAX_ENDPOINTS)]
     key = "k" * 63
