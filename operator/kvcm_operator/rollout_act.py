@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -45,16 +45,16 @@ async def hear(subject: Subject, world: World, fleet: Fleet, *, moving: bool) ->
         return Heard(leadership(fleet, {}))
     try:
         async with world.admin.connect_nodes(subject.ref.namespace, subject.ref.name, [node.host for node in asked], admin_port(subject)) as apis:
-            answers = await asyncio.gather(*(_in_time(Speaker(api).cluster()) for api in apis))
-            copies = await asyncio.gather(*(_in_time(Speaker(api).copies()) for api in apis)) if moving else []
+            speakers = {node.name: Speaker(api) for node, api in zip(asked, apis, strict=True)}
+            words = await _all({name: speaker.cluster() for name, speaker in speakers.items()})
+            leader = leadership(fleet, words)
+            heirs = [node.name for node in asked if node.ready and not node.outdated and node.name != leader.pod] if moving else []
+            return Heard(leader, cold(fleet, await _all({name: speakers[name].copies() for name in heirs})))
     except KubeForbidden:
         raise
     except KvcmError as error:
         _log.warning("pods_not_asked manager=%s/%s: %s", subject.ref.namespace, subject.ref.name, error.message)
         return Heard(leadership(fleet, {}))
-    words = {node.name: info for node, info in zip(asked, answers, strict=True) if info is not None}
-    told = {node.name: one for node, one in zip(asked, copies, strict=False) if one is not None}
-    return Heard(leadership(fleet, words), cold(fleet, told))
 
 
 async def carry_out(subject: Subject, world: World, found: Plan, before: Handover | None) -> Plan:
@@ -86,6 +86,12 @@ async def _demote(subject: Subject, world: World, found: Plan, node: Node, befor
     _log.info("demotion_asked manager=%s/%s pod=%s led=%s", subject.ref.namespace, subject.ref.name, node.name, stepped)
     # One that did not lead any more was not asked for anything.
     return replace(found, again_s=LOOK_S, handover=found.handover if stepped else before)
+
+
+async def _all(questions: Mapping[str, Awaitable[_T]]) -> dict[str, _T]:
+    """The answers that came in time, of those that were asked at once."""
+    answers = await asyncio.gather(*map(_in_time, questions.values()))
+    return {name: answer for name, answer in zip(questions, answers, strict=True) if answer is not None}
 
 
 async def _in_time(answer: Awaitable[_T]) -> _T | None:

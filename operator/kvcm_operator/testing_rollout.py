@@ -21,7 +21,7 @@ _START_US = 1_700_000_000_000_000
 
 @dataclass(slots=True)
 class ModelPod:
-    """`revision`: of its template. `broken`: it never becomes ready. `follows`: it never stands for election."""
+    """`revision`: of its template. `broken`: it never becomes ready. `follows`: it never stands for election. `cold`: it could not take over at once."""
 
     ordinal: int
     revision: int
@@ -32,6 +32,7 @@ class ModelPod:
     follows: bool = False
     silent: bool = False
     lagging: bool = False
+    cold: bool = False
     kept_out_until_us: int = 0
     view: tuple[str, int] = ("", 0)
 
@@ -147,7 +148,7 @@ class ModelCluster:
             if target < self.size and self.wanted and self.leader and int(self.leader.rpartition("-")[2]) >= target:
                 self.violations.append(f"{self.leader} leads and is stopped by a smaller size")
             self.size, self.seen = target, False
-        found = self.plan = plan(self.wanted, self.fleet(), leader, self.memory, self.wall_us)
+        found = self.plan = plan(self.wanted, self.fleet(), leader, self.memory, self.wall_us, {pod.name for pod in self.pods.values() if pod.cold})
         if found.replace is not None:
             self._delete(found.replace)
         if found.demote is not None and not demotion_lost:
@@ -175,6 +176,8 @@ class ModelCluster:
             self.violations.append(f"{pod.name} was deleted while another was gone")
         if any(not other.ready and other.revision == self.revision for other in others):
             self.violations.append(f"{pod.name} was deleted before the last one was ready")
+        if pod.ready and len(self.fleet().living) > 1 and any(other.cold and other.revision == self.revision and other.name != self.leader for other in others):
+            self.violations.append(f"{pod.name} was deleted before the last one could take over at once")
         if pod.ready and any(not other.ready and other.name != self.leader for other in others):
             self.violations.append(f"{pod.name} was ready and was deleted before one that is not")
         self.remove(node.ordinal)

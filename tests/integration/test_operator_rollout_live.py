@@ -90,8 +90,8 @@ def test_a_new_image_and_a_smaller_size_on_real_managers(tmp_path: Path) -> None
         for _ in range(400):
             if question():
                 return
-            await house.beat(0.2)
-            await asyncio.sleep(0.05)
+            await house.beat()
+            await asyncio.sleep(0.1)
         raise AssertionError(house.status(BOSS))
 
     async def leader(house: House) -> str:
