@@ -14,7 +14,7 @@ import asyncio
 import logging
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -48,11 +48,12 @@ _NO_FAILURES: Mapping[int, StorageError] = {}
 
 
 class _Bucket:
-    def __init__(self, nodes: ClusterNodes, layout: ClusterLayout, number: int, stream_entries: int) -> None:
+    def __init__(self, nodes: ClusterNodes, layout: ClusterLayout, number: int, stream_entries: int, on_forgotten: Callable[[], None]) -> None:
         stream, limit = layout.stream_key(number), b"%d" % stream_entries
         self.prefix = layout.block_prefix(number)
-        self.redis = FencedSlot(nodes, layout.slots[number], layout.fence_key(number), lambda fence: cluster_scripts.claim(stream, limit, fence))
-        self.told = Told(self.redis, layout.fence_key(number), stream)
+        fence_key = layout.fence_key(number)
+        self.redis = FencedSlot(nodes, layout.slots[number], fence_key, lambda fence: cluster_scripts.claim(stream, limit, fence), on_forgotten)
+        self.told = Told(self.redis, fence_key, stream)
         self._stream, self._limit = stream, limit
         self._written = 0
 
@@ -78,6 +79,8 @@ class RedisClusterBackend:
         self._unpacker = BlockUnpacker(records)
         self._layout: ClusterLayout | None = None
         self._buckets: Sequence[_Bucket] = ()
+        self._forgotten = False
+        """Some node has lost its data: the layout may have been there."""
         self.changes = ClusterChanges(self._told, stream_entries, self._read_again)
         """What followers read; empty when the writer keeps no streams."""
 
@@ -90,7 +93,9 @@ class RedisClusterBackend:
 
     async def raise_fence(self, fence: int) -> None:
         """In every bucket, or it fails."""
-        await self._created()
+        # Also where the layout is known: a cluster that has lost its data since has none.
+        buckets = self._layout.buckets if self._layout is not None else self._wanted_buckets
+        self._take(await find_layout(self._nodes, self._instance_id, buckets))
         gate = asyncio.Semaphore(_CLAIMS_AT_ONCE)
 
         async def claim(bucket: _Bucket) -> None:
@@ -219,6 +224,8 @@ class RedisClusterBackend:
             except StorageError as error:
                 failures.update(dict.fromkeys(keys, error))
         self._count(changes, failures, unknown)
+        if self._forgotten:
+            await self._write_layout_again(layout)
         if unknown is not None:
             raise OutcomeUnknown("the Redis Cluster did not confirm all of a change") from unknown
         return failures
@@ -283,17 +290,32 @@ class RedisClusterBackend:
 
     def _take(self, layout: ClusterLayout | None) -> None:
         """Of several calls at once each brings the same layout, and the first counts."""
-        if layout is not None and self._layout is None:
+        if layout is not None and (self._layout is None or self._layout.buckets != layout.buckets):
             if layout.buckets != self._wanted_buckets:
                 log.info("metadata_layout instance=%s buckets=%d: as it was made; cluster_buckets is for new instances", self._instance_id, layout.buckets)
-            self._buckets = [_Bucket(self._nodes, layout, number, self._stream_entries) for number in range(layout.buckets)]
+            self._buckets = [_Bucket(self._nodes, layout, number, self._stream_entries, self._note_forgotten) for number in range(layout.buckets)]
             self._layout = layout
+
+    def _note_forgotten(self) -> None:
+        self._forgotten = True
+
+    async def _write_layout_again(self, layout: ClusterLayout) -> None:
+        """It must name these buckets, or whoever leads next looks for the blocks elsewhere."""
+        self._forgotten = False
+        try:
+            await find_layout(self._nodes, self._instance_id, layout.buckets)
+        except StorageError as error:
+            log.warning("metadata_layout_unwritten instance=%s: %s; the next change tries again", self._instance_id, error.message)
+            self._forgotten = True
 
     async def _remember(self) -> None:
         """List the instance as this cluster's."""
         key = self._context.list_key(self._target).encode()
         if key:
-            (reply,) = await ClusterSlot(self._nodes, slot_of(key)).ask([pack("SADD", key, self._instance_id)])
+            slot = ClusterSlot(self._nodes, slot_of(key))
+            (reply,) = await slot.ask([pack("SISMEMBER", key, self._instance_id)])
+            if not reply:  # a node that is full refuses to be told again
+                (reply,) = await slot.ask([pack("SADD", key, self._instance_id)])
             if error_word(reply):
                 raise refused(reply, "to list an instance")
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from itertools import count as numbers
+from typing import Any
 
 from kvcm.common.errors import InvalidArgument, StorageError
 from kvcm.common.redis.cluster_nodes import ClusterNodes
@@ -86,15 +87,12 @@ def layout_key(instance_id: str) -> bytes:
 async def find_layout(nodes: ClusterNodes, instance_id: str, create: int = 0) -> ClusterLayout | None:
     """The layout that the cluster has for the instance. `create`: make one with so many buckets where there is none. Raises StorageError."""
     key = layout_key(instance_id)
-    commands = [pack("HMGET", key, "buckets", "instance")]
-    if create:
-        # Whoever comes second reads what the first one wrote.
-        commands = [pack("HSETNX", key, "instance", instance_id), pack("HSETNX", key, "buckets", create), *commands]
-    replies = await ClusterSlot(nodes, slot_of(key)).ask(commands)
-    for reply in replies:
-        if error_word(reply):
-            raise refused(reply, "the layout of an instance")
-    found, owner = replies[-1]
+    slot = ClusterSlot(nodes, slot_of(key))
+    look = pack("HMGET", key, "buckets", "instance")
+    found, owner = await _told(slot, look)
+    if found is None and create:
+        # Not before: a node that is full refuses it. Whoever comes second reads what the first one wrote.
+        found, owner = await _told(slot, pack("HSETNX", key, "instance", instance_id), pack("HSETNX", key, "buckets", create), look)
     if found is None:
         return None
     if owner not in (None, instance_id.encode()):
@@ -102,6 +100,15 @@ async def find_layout(nodes: ClusterNodes, instance_id: str, create: int = 0) ->
     if not found.isdigit() or not 0 < int(found) <= MAX_BUCKETS or int(found) & (int(found) - 1):
         raise StorageError(f"the layout of instance {instance_id} in the Redis Cluster is damaged: see {key.decode()}")
     return ClusterLayout(instance_id, int(found))
+
+
+async def _told(slot: ClusterSlot, *commands: bytes) -> Any:
+    """The last reply."""
+    replies = await slot.ask(commands)
+    for reply in replies:
+        if error_word(reply):
+            raise refused(reply, "the layout of an instance")
+    return replies[-1]
 
 
 def _tag(name: bytes, buckets: int, bucket: int) -> bytes:

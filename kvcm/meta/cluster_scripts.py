@@ -13,6 +13,8 @@ from kvcm.common.redis.fenced import FENCED, Script, arg
 from kvcm.meta.redis_changes import APPEND
 
 # ARGV: token, limit of the stream, fence. A term's first entry is made by the script that begins the term, so it names the fence that stood there before.
+# A node that is full must still get a leader, which may remove something: the stream goes then, and followers begin anew. (A script that has changed something
+# is not refused memory any more.)
 _CLAIM = Script(
     APPEND
     + """
@@ -26,10 +28,15 @@ if held < given then
     local before = '0'
     if held ~= '' then before = string.gsub(held, '^0+(%d)', '%1') end
     local failed = append(KEYS[2], ARGV[2], 'f', ARGV[3], 'p', before)
-    if failed then return failed end
+    if failed and not string.find(failed.err, 'OOM', 1, true) then return failed end
   end
 end
-redis.call('SET', KEYS[1], ARGV[1])
+local done = redis.pcall('SET', KEYS[1], ARGV[1])
+if done.err then
+  if not string.find(done.err, 'OOM', 1, true) then return done end
+  redis.call('DEL', KEYS[2])
+  redis.call('SET', KEYS[1], ARGV[1])
+end
 return {token or ''}
 """
 )

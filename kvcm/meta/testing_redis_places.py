@@ -21,6 +21,7 @@ from kvcm.meta.index import MetaIndex
 from kvcm.meta.key_packing import FixedWidth
 from kvcm.meta.location import Block, promote
 from kvcm.meta.open_backend import MetadataStores
+from kvcm.meta.testing import published
 from kvcm.meta.testing_redis import RedisBlocks
 from kvcm.meta.warm import WarmIndex
 
@@ -75,6 +76,9 @@ class RedisPlace(RedisBlocks):
         await index.recover()
         await index.close()
         return index
+
+    async def scanned_keys(self) -> set[int]:
+        return set(published(await self.scanned()))
 
     def block(self, key: int) -> Block:
         """SERVING."""

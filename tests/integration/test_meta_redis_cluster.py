@@ -324,7 +324,7 @@ def _slot_of(nodes: ClusterNodes, place: RedisPlace, bucket: int) -> FencedSlot:
     return FencedSlot(nodes, place.layout.slots[bucket], place.layout.fence_key(bucket), lambda fence: cluster_scripts.claim(stream, b"1000", fence))
 
 
-def test_a_full_node_goes_on_removing(cluster: RedisCluster, place: RedisPlace) -> None:
+def test_a_full_node_goes_on_removing_and_gets_a_new_leader(cluster: RedisCluster, place: RedisPlace) -> None:
     async def story() -> None:
         async with place.leader(1) as backend, place.copy() as copy:
             await backend.apply({key: place.block(key) for key in range(32)}, 1)
@@ -333,11 +333,16 @@ def test_a_full_node_goes_on_removing(cluster: RedisCluster, place: RedisPlace) 
                 node.ok("CONFIG", "SET", "maxmemory", 1)
             try:
                 assert await backend.apply(dict.fromkeys(range(30), ()), 1) == {}
+                async with place.leader(2) as heir:
+                    assert set(await loaded(heir)) == {30, 31}
+                    assert await heir.apply({30: ()}, 2) == {}
+                    with pytest.raises(StorageError, match="OOM"):
+                        await heir.apply({99: place.block(99)}, 2)
             finally:
                 for node in cluster.masters:
                     node.ok("CONFIG", "SET", "maxmemory", 0)
-            assert set(await loaded(backend)) == {30, 31}
-            assert await copy.take_over(2) is None, "what could not be told makes a follower begin anew"
+            assert set(await loaded(backend)) == {31}
+            assert await copy.take_over(3) is None, "what could not be told makes a follower begin anew"
 
     run(story())
 

@@ -57,12 +57,13 @@ class Begun:
 
 
 class FencedSlot(ClusterSlot):
-    def __init__(self, nodes: ClusterNodes, slot: int, fence_key: bytes, claim: Callable[[int], Call]) -> None:
-        """`claim`: makes the script that sets the token under a fence. It returns a list when it did, and the token that stands there when that one has a
-        higher fence."""
+    def __init__(self, nodes: ClusterNodes, slot: int, fence_key: bytes, claim: Callable[[int], Call], on_forgotten: Callable[[], None] = lambda: None) -> None:
+        """`claim`: makes the script that sets the token under a fence. It returns a list with the token of before when it did, and the token that stands there
+        when that one has a higher fence. `on_forgotten`: told when the slot has lost the token, so probably everything."""
         super().__init__(nodes, slot)
         self._key = arg(fence_key)
         self._claim_of = claim
+        self._on_forgotten = on_forgotten
         self._claimed: Link | None = None
         """The link that `_token` was set for; None: it must be set before anything else."""
         self._token = b""
@@ -129,7 +130,6 @@ class FencedSlot(ClusterSlot):
             if not word:
                 return reply
             if word in NOTHING_DONE:
-                self.leave(link)
                 raise refused(reply, "a change")
             log.error("redis_unexpected_error at=%s word=%s: whether the change was made is looked up", self.nodes.shown, word)
             raise OutcomeUnknown(f"{self.nodes.shown} ended a change with an unexpected error") from refused(reply, "a change")
@@ -162,8 +162,9 @@ class FencedSlot(ClusterSlot):
             if isinstance(reply, bytes):
                 raise self._superseded(fence_of(reply))
             if error_word(reply):
-                self.leave(link)
                 raise refused(reply, "the fence")
+            if reply == [b""] and fence_of(self._token) == fence:
+                self._forgotten()
             if self.fence == fence and self._link is link:
                 self._token, self._claimed = token, link
                 return link
@@ -199,9 +200,11 @@ class FencedSlot(ClusterSlot):
         if holder > fence:
             raise self._superseded(holder)
         if token == self._token:
-            if not stored:
-                log.error("redis_fence_lost at=%s: a node has forgotten who leads, so it has probably lost data; the fence is set again", self.nodes.shown)
-            self._claimed = None
+            self._claimed = None  # what was lost is told when it is set again
+
+    def _forgotten(self) -> None:
+        log.error("redis_fence_lost at=%s: a node has forgotten who leads, so it has probably lost data; the fence is set again", self.nodes.shown)
+        self._on_forgotten()
 
     async def _load(self, link: Link, script: Script) -> None:
         try:

@@ -96,11 +96,6 @@ class ClusterSlot:
             self.nodes.moved(self.slot, where.address)
             self._link = None
 
-    def leave(self, link: Link) -> None:
-        """This node has shown that it is not the one: look for it anew."""
-        if self._link is link:
-            self._link = None
-
     async def _send(self, link: Link, data: bytes, count: int, timeout_s: float) -> list[Any]:
         try:
             return await link.connection.send(data, count, timeout_s)
