@@ -80,7 +80,7 @@ def _with_leader(wanted: int, fleet: Fleet, leader: Leadership, outdated: list[N
     if not leader.known:
         return _keeping(Plan(moving, f"{_waits(moving)}: {leader.why}", again_s=LOOK_S), before)
     if not leader.pod or not leader.serves:
-        return _between_leaders(moving, leader, before, wall_us, quick=max(len(leaving), 1))
+        return _between_leaders(moving, leader, before, wall_us, quick=len(leaving) + 1 if leaving else 1)
     followers = [node for node in outdated if node.name != leader.pod]
     if followers:
         return _replace(followers[-1])
@@ -88,7 +88,7 @@ def _with_leader(wanted: int, fleet: Fleet, leader: Leadership, outdated: list[N
     heirs = [one for one in fleet.living if one.ordinal < wanted and one.ready and not one.outdated and one.name != leader.pod]
     if node is None or not (node.outdated or node in leaving) or not heirs:
         return _keeping(Plan(moving, ROLLING if outdated else STOPPING, again_s=LOOK_S), before)
-    now = turn(leader, before, wall_us, quick=max(len(leaving), 1))
+    now = turn(leader, before, wall_us, quick=len(leaving) + 1 if leaving else 1)
     reason, message = (Reason.HANDOVER_FAILED, IN_VAIN) if now.failed else (Reason.HANDING_OVER, ASKED)
     return Plan(reason, message, demote=node if now.ask else None, again_s=LOOK_S if now.ask else min(now.again_s, LOOK_S * 5), handover=now.next)
 

@@ -1,7 +1,7 @@
 """How many pods the StatefulSet may be told to have. Pure.
 
-It takes away those with the highest numbers, all at once. Danger: the leader may be one of them; then the size stays until another one leads. Growing,
-and stopping altogether, never wait.
+It takes away those with the highest numbers, all at once. Danger: the leader may be one of them; then it stays, with those below it, until another one leads.
+Growing, and stopping altogether, never wait.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ def size(wanted: int, fleet: Fleet, leader: Leadership | None) -> Size:
     if not leader.pod:
         # Between two leaders for a moment; when nobody has led for a while no pod is ready any more, and there is nothing to hand over.
         return Size(fleet.size, held=True) if fleet.ready else Size(wanted)
-    if any(node.name == leader.pod for node in leaving):
-        return Size(fleet.size, held=True)
-    return Size(wanted)
+    leads = next((node for node in leaving if node.name == leader.pod), None)
+    if leads is None:
+        return Size(wanted)
+    # Those above the leader go now: one of them could win when the leader steps down, and would have to step down as well.
+    return Size(min(leads.ordinal + 1, fleet.size), held=True)
 
 
 def surplus(wanted: int, fleet: Fleet) -> tuple[Node, ...]:

@@ -260,14 +260,30 @@ def test_another_one_that_has_to_go_wins_and_is_asked_too() -> None:
     async def story(house: House, nodes: Nodes) -> None:
         for name in ("demo-0", "demo-1", "demo-2"):
             nodes.by_name[name].follows = True
-        nodes.elect("demo-3")
+        nodes.elect("demo-4")
         spec(house, replicas=3)
-        await house.beats(lambda: nodes.demoted == ["demo-3", "demo-4"])
+        moments = await house.beats(lambda: nodes.demoted == ["demo-4", "demo-3"])
+        assert moments < 20, "nobody had to be patient"
+        assert sizes(house) == 4
         assert house.status(BOSS)["handover"]["attempts"] == 2
         for name in ("demo-0", "demo-1", "demo-2"):
             nodes.by_name[name].follows = False
         await house.beats(partial(ready, house))
         assert (sizes(house), nodes.leader) == (3, "demo-0")
+
+    run(story, replicas=5)
+
+
+def test_those_above_the_leader_go_before_it_is_asked() -> None:
+    async def story(house: House, nodes: Nodes) -> None:
+        nodes.elect("demo-3")
+        spec(house, replicas=3)
+        await house.once(BOSS)
+        assert (sizes(house), nodes.demoted) == (4, [])
+        await house.beats(partial(ready, house))
+        assert (sizes(house), nodes.demoted) == (3, ["demo-3"])
+        assert nodes.leader in ("demo-0", "demo-1", "demo-2")
+        assert house.reasons(BOSS).count("DriftCorrected") == 0
 
     run(story, replicas=5)
 

@@ -243,6 +243,7 @@ FIVE = fleet(*(node(number) for number in range(5)))
         (7, FIVE, LEADS_0, Size(7)),
         (3, FIVE, LEADS_0, Size(3)),
         (3, FIVE, Leadership(known=True, pod="demo-4", epoch=1, serves=True), Size(5, held=True)),
+        (3, FIVE, Leadership(known=True, pod="demo-3", epoch=1, serves=True), Size(4, held=True)),
         (3, FIVE, Leadership(known=True, pod="demo-2", epoch=1), Size(3)),
         (3, FIVE, Leadership(known=True), Size(5, held=True)),
         (3, FIVE, Leadership(known=False), Size(5, held=True)),
