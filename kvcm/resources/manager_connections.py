@@ -29,7 +29,8 @@ PATTERN_SENTENCES = {
 
 CERTIFICATE_SENTENCE = "secretName must be set when clientCertificate is true"
 ADDRESS_SENTENCE = "set exactly one of address, sentinel"
-SENTINEL_TLS_SENTENCE = "tls is only for address: TLS towards sentinels is not built in this version"
+PLACE_SENTENCE = "set exactly one of address, sentinel, cluster"
+DATABASE_SENTENCE = "database must be 0, the only one of a Redis Cluster"
 
 Endpoint = Annotated[str, StringConstraints(max_length=180, pattern=_ENDPOINT)]
 _Entry = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=SECRET_KEY)]
@@ -96,7 +97,7 @@ class RedisSentinel(Model):
 
 
 class RedisConnection(Model):
-    """A Redis, 5 or newer, not Redis Cluster. It must not evict keys (maxmemory-policy noeviction)."""
+    """A Redis, 5 or newer, but no Redis Cluster. It must not evict keys (maxmemory-policy noeviction)."""
 
     address: Endpoint | None = Field(default=None, description="The server, host:port.")
     sentinel: RedisSentinel | None = Field(default=None, description="Instead of address: sentinels, which say where the master is.")
@@ -113,6 +114,24 @@ class RedisConnection(Model):
     def _one_place(self) -> RedisConnection:
         if (self.address is None) == (self.sentinel is None):
             raise ValueError(ADDRESS_SENTENCE)
-        if self.sentinel is not None and self.tls is not None:
-            raise ValueError(SENTINEL_TLS_SENTENCE)
+        return self
+
+
+class RedisCluster(Model):
+    """Nodes of a Redis Cluster, which know the others."""
+
+    addresses: Endpoints = Field(description="Some of its nodes, host:port each.")
+
+
+class BlockRedis(RedisConnection):
+    """A Redis, 5 or newer, or a Redis Cluster. It must not evict keys (maxmemory-policy noeviction)."""
+
+    cluster: RedisCluster | None = Field(default=None, description="Instead of address: a Redis Cluster, where one Redis is too small.")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> BlockRedis:
+        if sum(place is not None for place in (self.address, self.sentinel, self.cluster)) != 1:
+            raise ValueError(PLACE_SENTENCE)
+        if self.cluster is not None and self.database:
+            raise ValueError(DATABASE_SENTENCE)
         return self

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from kvcm.resources.base import Duration, Model, RelativePath
 from kvcm.resources.duration import parse_duration
-from kvcm.resources.manager_connections import EtcdConnection, RedisConnection
+from kvcm.resources.manager_connections import BlockRedis, EtcdConnection, RedisConnection
 from kvcm.resources.storage import Volume
 
 SHORTEST_LEASE, LONGEST_LEASE = "1s", "5m"
@@ -100,7 +100,7 @@ class ManagerMetadata(Model):
         "redis: survives every pod, and followers keep warm copies.",
     )
     write_mode: WriteMode | None = Field(default=None, description=f"For redis. {WRITE_MODES}")
-    redis: RedisConnection | None = Field(default=None, description="For redis: how to reach it; that of coordination when unset.")
+    redis: BlockRedis | None = Field(default=None, description="For redis: how to reach it; that of coordination when unset.")
 
     @model_validator(mode="after")
     def _redis_with_type(self) -> ManagerMetadata:

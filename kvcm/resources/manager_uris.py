@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvcm.resources.manager_connections import EtcdConnection, RedisConnection, StoreTls
+from kvcm.resources.manager_connections import BlockRedis, EtcdConnection, RedisConnection, StoreTls
 
 if TYPE_CHECKING:
     from kvcm.resources.manager import KVCacheManagerResource, KVCacheManagerSpec
@@ -165,9 +165,12 @@ def _redis_uri(place: _Place, redis: RedisConnection, resource: KVCacheManagerRe
         options["password_file"] = f"{place.login_path}/{redis.credentials.password_key}"
     if redis.tls is not None:
         options |= _tls_files(place, redis.tls, ("tls_ca_file", "tls_cert_file", "tls_key_file"))
+    scheme = "redis" if redis.tls is None else "rediss"
     if redis.sentinel is not None:
-        return f"redis+sentinel://{','.join(redis.sentinel.addresses)}/{redis.sentinel.master_name}{_query(options)}"
-    return f"{'redis' if redis.tls is None else 'rediss'}://{redis.address}/{_query(options)}"
+        return f"{scheme}+sentinel://{','.join(redis.sentinel.addresses)}/{redis.sentinel.master_name}{_query(options)}"
+    if isinstance(redis, BlockRedis) and redis.cluster is not None:
+        return f"{scheme}-cluster://{','.join(redis.cluster.addresses)}/{_query(options)}"
+    return f"{scheme}://{redis.address}/{_query(options)}"
 
 
 def _tls_files(place: _Place, tls: StoreTls, names: tuple[str, str, str]) -> dict[str, str]:

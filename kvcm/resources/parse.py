@@ -30,6 +30,7 @@ _PATTERN_SENTENCES = (
     base.PATTERN_SENTENCES | manager.PATTERN_SENTENCES | manager_connections.PATTERN_SENTENCES | manager_security.PATTERN_SENTENCES | pod.PATTERN_SENTENCES
 )
 _NOT_BUILT = "is not built in this version and would be ignored; remove it"
+_CLUSTER = "a Redis Cluster can hold block metadata only; set it in spec.metadataBackend.redis"
 _HINTS = {
     "spec.admission": f"admission under pressure {_NOT_BUILT}",
     "spec.migrations": f"migration between storages {_NOT_BUILT}",
@@ -38,6 +39,8 @@ _HINTS = {
     "spec.reclaim.policy": f"choosing blocks to make room {_NOT_BUILT}",
     "spec.reclaim.usedPercent": f"making room when a group is nearly full {_NOT_BUILT}",
     "spec.coordination.type": "must be memory, etcd or redis; leases in a folder are for managers of one machine",
+    "spec.coordination.redis.cluster": _CLUSTER,
+    "spec.registry.redis.cluster": _CLUSTER,
     "spec.tls.clientAuth": f"asking clients for certificates {_NOT_BUILT}",
     "spec.optimizer": f"the optimizer {_NOT_BUILT}",
     "spec.monitoring": f"monitoring {_NOT_BUILT}; metrics are at /metrics on the adminHttp port",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvcm.resources.duration import LONGEST, TOO_LONG
 from kvcm.resources.manager import MANAGER_NAME_SENTENCE, MAX_MANAGER_NAME_CHARS, REGISTRY_SENTENCE, SEVERAL_SENTENCE, no_place
-from kvcm.resources.manager_connections import ADDRESS_SENTENCE, CERTIFICATE_SENTENCE, SENTINEL_TLS_SENTENCE
+from kvcm.resources.manager_connections import ADDRESS_SENTENCE, CERTIFICATE_SENTENCE, DATABASE_SENTENCE, PLACE_SENTENCE
 from kvcm.resources.manager_security import SECRET_SENTENCE
 from kvcm.resources.manager_stores import (
     LEASE_SENTENCE,
@@ -86,12 +86,13 @@ _PATHS = (
     ("spec.vcnsThreeFS", "rootDir"),
 )
 _ETCD_PLACES = ("spec.coordination.etcd", "spec.registry.etcd")
-_REDIS_PLACES = ("spec.coordination.redis", "spec.registry.redis", "spec.metadataBackend.redis")
+_REDIS_PLACES = ("spec.coordination.redis", "spec.registry.redis")
+_BLOCKS_PLACE = "spec.metadataBackend.redis"
 
 
 def _stores(kind: str) -> list[CelRule]:
     """Leases, registry, block metadata, and the connections to where they are."""
-    tls = [f"{place}.tls" for place in (*_ETCD_PLACES, *_REDIS_PLACES)]
+    tls = [f"{place}.tls" for place in (*_ETCD_PLACES, *_REDIS_PLACES, _BLOCKS_PLACE)]
     return [
         CelRule(
             kind,
@@ -167,7 +168,8 @@ def _stores(kind: str) -> list[CelRule]:
             "ManagerMetadata._redis_with_type",
         ),
         *[CelRule(kind, place, "has(self.address) != has(self.sentinel)", ADDRESS_SENTENCE, "RedisConnection._one_place") for place in _REDIS_PLACES],
-        *[CelRule(kind, place, "!has(self.sentinel) || !has(self.tls)", SENTINEL_TLS_SENTENCE, "RedisConnection._one_place") for place in _REDIS_PLACES],
+        CelRule(kind, _BLOCKS_PLACE, _exactly_one(("address", "sentinel", "cluster")), PLACE_SENTENCE, "BlockRedis._one_place"),
+        CelRule(kind, _BLOCKS_PLACE, "!has(self.cluster) || self.database == 0", DATABASE_SENTENCE, "BlockRedis._one_place"),
         *[CelRule(kind, place, "!self.clientCertificate || has(self.secretName)", CERTIFICATE_SENTENCE, "StoreTls._certificate_from_secret") for place in tls],
     ]
 

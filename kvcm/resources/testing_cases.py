@@ -9,7 +9,7 @@ from typing import Any
 from kvcm.resources.base import API_VERSION
 from kvcm.resources.duration import TOO_LONG
 from kvcm.resources.manager import MANAGER_NAME_SENTENCE, REGISTRY_SENTENCE, SEVERAL_SENTENCE, no_place
-from kvcm.resources.manager_connections import ADDRESS_SENTENCE, CERTIFICATE_SENTENCE, SENTINEL_TLS_SENTENCE
+from kvcm.resources.manager_connections import ADDRESS_SENTENCE, CERTIFICATE_SENTENCE, DATABASE_SENTENCE, PLACE_SENTENCE
 from kvcm.resources.manager_stores import LEASE_SENTENCE, VOLUME_SENTENCE, not_without, only_with
 from kvcm.resources.pod import OWN_KEYS_SENTENCE
 from kvcm.resources.rules import KIND_FIXED, MANAGER_FIXED, NAME_FIXED
@@ -25,6 +25,7 @@ PVC: Json = {"pvc": {"claimName": "c"}}
 ETCD: Json = {"endpoints": ["a:1"]}
 REDIS: Json = {"address": "b:1"}
 SENTINEL: Json = {"addresses": ["c:1"], "masterName": "m"}
+CLUSTER: Json = {"addresses": ["d:1"]}
 IN_ETCD: Json = {"type": "etcd", "etcd": ETCD}
 IN_REDIS: Json = {"type": "redis", "redis": REDIS}
 STEPS = "must not contain '..' steps"
@@ -90,14 +91,17 @@ _STORES = [
         case
         for part in ("coordination", "registry", "metadataBackend")
         for case in (
-            _redis(part, {}, ADDRESS_SENTENCE),
-            _redis(part, {**REDIS, "sentinel": SENTINEL}, ADDRESS_SENTENCE),
+            _redis(part, {}, PLACE_SENTENCE if part == "metadataBackend" else ADDRESS_SENTENCE),
+            _redis(part, {**REDIS, "sentinel": SENTINEL}, PLACE_SENTENCE if part == "metadataBackend" else ADDRESS_SENTENCE),
             _redis(part, {"sentinel": SENTINEL}),
-            _redis(part, {"sentinel": SENTINEL, "tls": {}}, SENTINEL_TLS_SENTENCE),
+            _redis(part, {"sentinel": SENTINEL, "tls": {}}),
             _redis(part, {**REDIS, "tls": {"secretName": "s", "clientCertificate": True}}),
             _redis(part, {**REDIS, "tls": {"clientCertificate": True}}, CERTIFICATE_SENTENCE, ".tls"),
         )
     ],
+    _redis("metadataBackend", {"cluster": CLUSTER, "database": 0, "tls": {}}),
+    _redis("metadataBackend", {**REDIS, "cluster": CLUSTER}, PLACE_SENTENCE),
+    _redis("metadataBackend", {"cluster": CLUSTER, "database": 1}, DATABASE_SENTENCE),
     *[
         Case("KVCacheManager", {part: {"type": "etcd", "etcd": {**ETCD, "tls": {"clientCertificate": True}}}}, CERTIFICATE_SENTENCE, f"spec.{part}.etcd.tls")
         for part in ("coordination", "registry")

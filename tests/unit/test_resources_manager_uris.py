@@ -90,6 +90,16 @@ def test_one_alone_has_nothing_to_do_with_either() -> None:
     assert secret_mounts(_manager().spec) == ()
 
 
+def test_blocks_in_a_redis_cluster_and_behind_sentinels_over_tls() -> None:
+    cluster = {"cluster": {"addresses": ["a:1", "b:2"]}, "tls": {"secretName": "s"}}
+    blocks = parse_metadata_uri(_settings(_manager(metadataBackend={"type": "redis", "redis": cluster})).meta_redis_uri)
+    assert (blocks.cluster, blocks.tls, blocks.addresses) == (True, True, (("a", 1), ("b", 2)))
+    assert blocks.tls_ca_file == f"{STORES_MOUNT}/metadata-tls/ca.crt"
+    sentinel = {"sentinel": {"addresses": ["s:3"], "masterName": "m"}, "tls": {}}
+    leases = parse_target(_settings(_manager(coordination={"type": "redis", "redis": sentinel})).coordination_uri)
+    assert (leases.master, leases.tls, leases.addresses) == ("m", True, (("s", 3),))
+
+
 def test_the_example_of_the_page_is_one() -> None:
     page = (GOOD.parents[2] / "docs/kubernetes.md").read_text(encoding="utf-8")
     documents = list(yaml.safe_load_all(page.partition("```yaml\n")[2].partition("```")[0]))

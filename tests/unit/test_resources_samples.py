@@ -38,7 +38,7 @@ BY_RULE = {
     "manager-etcd-certificate",
     "manager-metadata-mode",
     "manager-metadata-no-redis",
-    "manager-redis-sentinel-tls",
+    "manager-redis-cluster-database",
     "manager-redis-two-places",
     "manager-registry-no-place",
     "manager-registry-place",

@@ -190,7 +190,7 @@ async def _connect(target: RedisTarget, address: Address, name: str) -> RedisCon
 async def _dial(target: RedisTarget, address: Address) -> RedisConnection:
     host, port = address
     loop = asyncio.get_running_loop()
-    context = _tls(target) if target.tls else None
+    context = await asyncio.to_thread(_tls, target) if target.tls else None
     _, connection = await loop.create_connection(lambda: RedisConnection(f"{host}:{port}"), host, port, ssl=context)
     return connection
 
@@ -235,9 +235,13 @@ async def _master_of(target: RedisTarget) -> Address:
 
 
 def _tls(target: RedisTarget) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=target.tls_ca_file or None)
-    if target.tls_cert_file:
-        context.load_cert_chain(target.tls_cert_file, target.tls_key_file or None)
+    """From the files as they are now: renewed certificates count with the next connection. Blocks; raises StorageError."""
+    try:
+        context = ssl.create_default_context(cafile=target.tls_ca_file or None)
+        if target.tls_cert_file:
+            context.load_cert_chain(target.tls_cert_file, target.tls_key_file or None)
+    except OSError as error:  # also what OpenSSL says about them
+        raise StorageError(f"the files of certificates for Redis at {target.shown} cannot be used: {_why(error)}") from error
     return context
 
 

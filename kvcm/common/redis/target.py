@@ -1,7 +1,7 @@
 """Redis URIs (wire contract 1.4) -> where to connect and as whom.
 
     redis://[[user:]password@]host:port/?auth=..&db=..&cluster_name=..&timeout_ms=..        rediss:// is the same over TLS
-    redis+sentinel://[[user:]password@]host:port[,host:port...]/<master name>?...
+    redis+sentinel://[[user:]password@]host:port[,host:port...]/<master name>?...   rediss+sentinel:// is the same over TLS, to both
     redis-cluster://[[user:]password@]host:port[,host:port...]/?...                         rediss-cluster:// is the same over TLS; for block metadata only
 
 `username_file` and `password_file` name files instead of a login; they are read for each connection, so that a rotated Secret counts without a restart (ours,
@@ -26,7 +26,8 @@ _COMMON = frozenset(
     | {"username_file", "password_file"}
 )
 _CLUSTER_SCHEMES = ("redis-cluster", "rediss-cluster")
-_SCHEMES = ("redis", "rediss", "redis+sentinel", *_CLUSTER_SCHEMES)
+_SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
+_SCHEMES = ("redis", "rediss", *_SENTINEL_SCHEMES, *_CLUSTER_SCHEMES)
 
 Address = tuple[str, int]
 
@@ -75,7 +76,7 @@ def parse_target(uri: str, known: Collection[str] = (), *, cluster: bool = False
     scheme, separator, rest = uri.partition("://")
     if not separator or scheme not in _SCHEMES:
         raise InvalidArgument(f"a Redis URI begins with one of {', '.join(f'{name}://' for name in _SCHEMES)}")
-    sentinel, clustered = scheme == "redis+sentinel", scheme in _CLUSTER_SCHEMES
+    sentinel, clustered = scheme in _SENTINEL_SCHEMES, scheme in _CLUSTER_SCHEMES
     if clustered and not cluster:
         raise InvalidArgument("a Redis Cluster holds block metadata only; keep leadership and the registry in etcd, or in one Redis (redis://)")
     rest, _, query = rest.partition("?")
@@ -108,7 +109,7 @@ def parse_target(uri: str, known: Collection[str] = (), *, cluster: bool = False
         db=db,
         cluster_name=params.get("cluster_name", ""),
         timeout_ms=number(params, "timeout_ms", DEFAULT_TIMEOUT_MS, 1, _MAX_TIMEOUT_MS),
-        tls=scheme in ("rediss", "rediss-cluster"),
+        tls=scheme.startswith("rediss"),
         tls_ca_file=params.get("tls_ca_file", ""),
         tls_cert_file=params.get("tls_cert_file", ""),
         tls_key_file=params.get("tls_key_file", ""),
