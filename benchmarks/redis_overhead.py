@@ -5,9 +5,10 @@
 A pair is StartWrite and FinishWrite of 32 new blocks over gRPC. Costs are CPU time, of the manager and of Redis together, so that what others do on the machine
 and the way over the network do not count. Three managers take the same pairs in turn: metadata in memory, written through, written behind.
 
-    bare            the same blocks as bare commands, unfenced: two pipelines of 32 HSET each, client and Redis together; by redis-py, and packed by hand and
-                    parsed by hiredis
-    write-through   what a pair costs more than in memory, by bare; target <= 1.30 of redis-py's
+    bare            what Redis must be told of the same blocks, by a client that does nothing else, client and Redis together: the commands that the manager
+                    sends (two fenced scripts of 32 blocks, design D6), packed by hand from ready values, sent over a blocking socket, parsed by hiredis
+    unfenced        the same content as two pipelines of 32 HSET, which an old leader could send too; packed by hand, and by redis-py
+    write-through   what a pair costs more than in memory, by each of these; target <= 1.30 of bare
     write-behind    what a pair costs the manager more than in memory, by the pair in memory; target <= 0.25. Redis' own work comes later and is shown apart.
 """
 
@@ -18,6 +19,7 @@ import json
 import os
 import socket
 import statistics
+from array import array
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -30,6 +32,8 @@ from benchmarks.harness import INSTANCE, Measured, cpu_us_of, machine, measured_
 from benchmarks.hot_path import REQUESTS, cpu_per_pair
 from kvcm.common.redis.connection import pack
 from kvcm.common.redis.testing import RedisServer
+from kvcm.meta.redis_changes import DEFAULT_MAX_ENTRIES
+from kvcm.meta.redis_scripts import PUT_CHAIN
 
 _BLOCKS = 32
 _THROUGH_TARGET = 1.30
@@ -47,16 +51,26 @@ class Round:
     behind_redis: float
     bare: float
     bare_redis: float
+    unfenced: float
+    unfenced_redis: float
     library: float
     library_redis: float
 
     @property
-    def through_ratio(self) -> float:
-        return (self.through + self.through_redis - self.memory) / (self.library + self.library_redis)
+    def added(self) -> float:
+        return self.through + self.through_redis - self.memory
 
     @property
-    def by_hand_ratio(self) -> float:
-        return (self.through + self.through_redis - self.memory) / (self.bare + self.bare_redis)
+    def through_ratio(self) -> float:
+        return self.added / (self.bare + self.bare_redis)
+
+    @property
+    def unfenced_ratio(self) -> float:
+        return self.added / (self.unfenced + self.unfenced_redis)
+
+    @property
+    def library_ratio(self) -> float:
+        return self.added / (self.library + self.library_redis)
 
     @property
     def behind_ratio(self) -> float:
@@ -64,20 +78,46 @@ class Round:
 
 
 class BareClient:
-    """The same content as the manager's, by the simplest means."""
+    """A blocking socket and hiredis."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = hiredis.Reader()
 
+    def _ask(self, data: bytes, replies: int = 1) -> Any:
+        self._socket.sendall(data)
+        for _ in range(replies):
+            while (reply := self._reader.gets()) is False:
+                self._reader.feed(self._socket.recv(1 << 16))
+            assert isinstance(reply, int | bytes), reply
+        return reply
+
+
+class ScriptClient(BareClient):
+    """What the manager sends for these blocks."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(port)
+        self._key, self._token = "kvcache:instance_bare:__kvcm_fence__", f"{1:020}.0123456789abcdef"
+        self._ask(pack("SET", self._key, self._token))
+        self._ask(PUT_CHAIN.load)
+
+    def pair(self, keys: Sequence[int]) -> None:
+        changed = array("q", keys).tobytes()
+        for status in (2, 3):
+            parts: list[str] = []
+            for key, text in zip(keys, _texts(keys, status), strict=True):
+                parts += (str(key), text)
+            told = ("kvcache:instance_bare:__kvcm_stream__", DEFAULT_MAX_ENTRIES, 1, 1, changed)
+            head = ("EVALSHA", PUT_CHAIN.sha, 1, self._key, self._token, "1700000000000000", "BP#lru_time", "kvcache:instance_bare:cache_", 1)
+            assert self._ask(pack(*head, *told, *parts)) == 1
+
+
+class UnfencedClient(BareClient):
     def pair(self, keys: Sequence[int]) -> None:
         for status in (2, 3):
-            self._socket.sendall(b"".join([pack("HSET", *fields) for fields in _fields(keys, status)]))
-            for _ in keys:
-                while (reply := self._reader.gets()) is False:
-                    self._reader.feed(self._socket.recv(1 << 16))
-                assert isinstance(reply, int), reply
+            self._ask(b"".join([pack("HSET", *fields) for fields in _fields(keys, status)]), len(keys))
 
 
 class LibraryClient:
@@ -99,13 +139,20 @@ class LibraryClient:
 def _fields(keys: Sequence[int], status: int) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     previous = 0
-    for key in keys:
-        name = f"{key & 0xFFFFFFFF:08x}"
-        uri = f"file://nfs_01/tmp/kvcm-bench-12345678/nfs/{INSTANCE}/tp0/{key & (1 << 64) - 1:x}_0123456789abcdef?size=1024"
-        text = f'{{"id":"{name}","status":{status},"type":4,"spec_size":1,"create_time":1700000000000000,"location_specs":[{{"name":"tp0","uri":"{uri}"}}]}}'
-        fields = (f"kvcache:instance_bare:cache_{key}", "BP#lru_time", "1700000000000000", "BP#prev_key", str(previous), f"L#{name}", text)
-        found.append(fields)
+    for key, text in zip(keys, _texts(keys, status), strict=True):
+        name = f"L#{key & 0xFFFFFFFF:08x}"
+        found.append((f"kvcache:instance_bare:cache_{key}", "BP#lru_time", "1700000000000000", "BP#prev_key", str(previous), name, text))
         previous = key
+    return found
+
+
+def _texts(keys: Sequence[int], status: int) -> list[str]:
+    """What is stored of each location."""
+    found: list[str] = []
+    for key in keys:
+        uri = f"file://nfs_01/tmp/kvcm-bench-12345678/nfs/{INSTANCE}/tp0/{key & (1 << 64) - 1:x}_0123456789abcdef?size=1024"
+        head = f'{{"id":"{key & 0xFFFFFFFF:08x}","status":{status},"type":4,"spec_size":1,"create_time":1700000000000000,'
+        found.append(f'{head}"location_specs":[{{"name":"tp0","uri":"{uri}"}}]}}')
     return found
 
 
@@ -130,13 +177,14 @@ def measure(rounds: int) -> list[Round]:
         memory = stack.enter_context(measured_manager())
         through = stack.enter_context(measured_manager(backend=("redis", redis.uri)))
         behind = stack.enter_context(measured_manager(backend=("async_redis", f"{redis.uri}?db=1")))
-        bare, library = BareClient(redis.port), LibraryClient(redis.port)
+        bare, unfenced, library = ScriptClient(redis.port), UnfencedClient(redis.port), LibraryClient(redis.port)
         for turn in range(rounds + 1):
             in_memory, _ = pairs(memory, redis, turn)
             written_through, written_behind = pairs(through, redis, turn), pairs(behind, redis, turn)
-            alone, by_library = bare_pairs(bare, redis, 5_000 + turn), bare_pairs(library, redis, 9_000 + turn)
+            alone, plain = bare_pairs(bare, redis, 5_000 + turn), bare_pairs(unfenced, redis, 7_000 + turn)
+            by_library = bare_pairs(library, redis, 9_000 + turn)
             if turn:  # the first one warms up
-                found.append(Round(in_memory, *written_through, *written_behind, *alone, *by_library))
+                found.append(Round(in_memory, *written_through, *written_behind, *alone, *plain, *by_library))
     return found
 
 
@@ -154,11 +202,12 @@ def main() -> None:
     print(f"{'':<28}{'process us':>12}{'Redis us':>10}")
     for title, name in (("pair, in memory", "memory"), ("pair, written through", "through"), ("pair, written behind", "behind")):
         print(f"{title:<28}{middle(name):>12.0f}{middle(f'{name}_redis') if name != 'memory' else 0:>10.0f}")
-    for title, name in (("bare commands, by hand", "bare"), ("bare commands, redis-py", "library")):
+    for title, name in (("bare: scripts, by hand", "bare"), ("unfenced HSETs, by hand", "unfenced"), ("unfenced HSETs, redis-py", "library")):
         print(f"{title:<28}{middle(name):>12.0f}{middle(f'{name}_redis'):>10.0f}")
     for title, name, target in (
-        ("write-through: added / redis-py", "through_ratio", _THROUGH_TARGET),
-        ("write-through: added / by hand", "by_hand_ratio", None),
+        ("write-through: added / bare", "through_ratio", _THROUGH_TARGET),
+        ("write-through: added / unfenced", "unfenced_ratio", None),
+        ("write-through: added / redis-py", "library_ratio", None),
         ("write-behind: added / in memory", "behind_ratio", _BEHIND_TARGET),
     ):
         ratio = middle(name)

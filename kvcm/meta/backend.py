@@ -5,8 +5,9 @@ Reads of requests never come here. A mutation calls `apply` with the new content
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
-from typing import Protocol
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from typing import Any, Protocol
 
 from kvcm.common.errors import StorageError
 from kvcm.meta.location import Block
@@ -15,6 +16,19 @@ from kvcm.meta.location import Block
 class Eager:
     """Marks a backend whose `apply` uses nothing that binds itself to the current task (asyncio.timeout, asyncio.wait_for) before it has suspended: its
     first step may run in the caller's task (see kvcm.common.eager), which saves a task where it does not suspend at all."""
+
+
+Rest = Coroutine[Any, Any, Mapping[int, StorageError]]
+"""What is left of a change: it ends as `apply` does."""
+
+
+class Direct(Eager):
+    """Marks a backend that can tell of the end of a usual change by a call from the loop, so that no task has to wait for it."""
+
+    @abstractmethod
+    def submit(self, changes: Mapping[int, Block], fence: int, stored: Callable[[], None], otherwise: Callable[[Rest], None]) -> bool:
+        """`apply` for changes that can be sent at once; False: nothing was sent, use `apply`. True: later `stored` is called when all of them are stored, or
+        `otherwise` with what is left to do, which the caller must run to its end. Exactly one of both, once; neither may raise."""
 
 
 class MetadataBackend(Protocol):

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from itertools import islice
 from typing import Any
 
@@ -22,7 +22,7 @@ from kvcm.common.redis.connection import ConnectionLost, RedisConnection, error_
 from kvcm.common.redis.fenced import FencedRedis, Superseded, arg
 from kvcm.common.redis.target import RedisTarget
 from kvcm.config.errors import FencedOut
-from kvcm.meta.backend import Eager
+from kvcm.meta.backend import Direct, Rest
 from kvcm.meta.location import Block
 from kvcm.meta.record import DamagedRecord, RecordCodec
 from kvcm.meta.redis_changes import RedisChanges
@@ -51,7 +51,7 @@ def fence_key(instance_id: str) -> str:
     return f"kvcache:instance_{instance_id}:__kvcm_fence__"
 
 
-class RedisBackend(Eager):
+class RedisBackend(Direct):
     def __init__(
         self, target: RedisTarget, instance_id: str, records: RecordCodec, context: RedisContext, *, legacy: bool = False, stream_entries: int = 0
     ) -> None:
@@ -62,7 +62,7 @@ class RedisBackend(Eager):
         self._target = target
         self._prefix = block_prefix(instance_id).encode()
         self._redis = FencedRedis(target, fence_key(instance_id), "kvcm-blocks", self._stats.connected)
-        self._packer = BlockPacker(records, legacy=legacy)
+        self._packer = BlockPacker(records, legacy=legacy, recent=context.recent)
         self._unpacker = BlockUnpacker(records)
         self.changes = RedisChanges(self._redis, fence_key(instance_id), instance_id, stream_entries, self._read_again)
         """What followers read; empty when the writer keeps no stream."""
@@ -102,6 +102,29 @@ class RedisBackend(Eager):
                 return dict.fromkeys([*part, *(key for key, _ in left)], error)
             done += len(part)
         return _NO_FAILURES
+
+    def submit(self, changes: Mapping[int, Block], fence: int, stored: Callable[[], None], otherwise: Callable[[Rest], None]) -> bool:
+        if len(changes) > PART_BLOCKS or not self._redis.is_ready(fence):
+            return False
+        packed = self._packer.pack(changes)
+        if len(packed) != 1:
+            return False
+        ((args, number, chain),) = packed
+        usual = self._usual(changes)
+
+        def done() -> None:
+            self._note_stored(changes, chain, usual)
+            self._count(changes)
+            stored()
+
+        async def go_on(rest: Awaitable[Any]) -> Mapping[int, StorageError]:
+            await self._outcome(rest, changes, begun=False)
+            self._note_stored(changes, chain, usual)
+            self._count(changes)
+            return _NO_FAILURES
+
+        script = PUT_CHAIN if chain else PUT_FIELDS
+        return self._redis.start(script, self._opening(changes, fence, usual) + args, number + 9, fence, done, lambda rest: otherwise(go_on(rest)))
 
     async def read(self, keys: Collection[int]) -> Mapping[int, Block]:
         connection = await self._reader()
@@ -192,33 +215,48 @@ class RedisBackend(Eager):
 
     async def _put(self, changes: Mapping[int, Block], fence: int) -> None:
         """At most PART_BLOCKS. All of them, none, or OutcomeUnknown."""
-        usual = self._ours and self._wide.isdisjoint(changes)
-        head = arg(b"%d" % self._context.wall_us()) + self._head + (_YES if usual else _NO)
-        stats = self._stats
+        usual = self._usual(changes)
         begun = False
         for args, number, chain in self._packer.pack(changes):
-            try:
-                # Each script tells all the keys: a follower may read between the two.
-                told = self.changes.arguments(changes, fence)
-                await self._redis.run(PUT_CHAIN if chain else PUT_FIELDS, head + told + args, number + 9, fence)
-            except StorageError as error:
-                if isinstance(error, Superseded):
-                    stats.fenced += 1
-                    self._context.on_fenced()
-                else:
-                    stats.failed(error)
-                if begun or isinstance(error, OutcomeUnknown):
-                    self._note_wide(changes)
-                    raise OutcomeUnknown("Redis did not confirm all of a change") from error
-                if isinstance(error, Superseded):
-                    raise self._fenced_out(error) from None
-                raise
+            # Each script tells all the keys: a follower may read between the two.
+            opening = self._opening(changes, fence, usual)
+            await self._outcome(self._redis.run(PUT_CHAIN if chain else PUT_FIELDS, opening + args, number + 9, fence), changes, begun=begun)
             begun = True
-            if not chain or not usual:
-                self._wide.difference_update(changes)
-                self._note_wide([key for key, block in changes.items() if len(block) > 1])
-        stats.batches += 1
-        stats.blocks += len(changes)
+            self._note_stored(changes, chain, usual)
+        self._count(changes)
+
+    async def _outcome(self, attempt: Awaitable[Any], changes: Mapping[int, Block], *, begun: bool) -> None:
+        """`begun`: an earlier part of the changes is stored."""
+        try:
+            await attempt
+        except StorageError as error:
+            if isinstance(error, Superseded):
+                self._stats.fenced += 1
+                self._context.on_fenced()
+            else:
+                self._stats.failed(error)
+            if begun or isinstance(error, OutcomeUnknown):
+                self._note_wide(changes)
+                raise OutcomeUnknown("Redis did not confirm all of a change") from error
+            if isinstance(error, Superseded):
+                raise self._fenced_out(error) from None
+            raise
+
+    def _usual(self, changes: Mapping[int, Block]) -> bool:
+        return self._ours and self._wide.isdisjoint(changes)
+
+    def _opening(self, changes: Mapping[int, Block], fence: int, usual: bool) -> bytes:
+        """The arguments in front of the packed blocks."""
+        return b"".join((arg(b"%d" % self._context.wall_us()), self._head, _YES if usual else _NO, self.changes.arguments(changes, fence)))
+
+    def _note_stored(self, changes: Mapping[int, Block], chain: bool, usual: bool) -> None:
+        if not chain or not usual:
+            self._wide.difference_update(changes)
+            self._note_wide([key for key, block in changes.items() if len(block) > 1])
+
+    def _count(self, changes: Mapping[int, Block]) -> None:
+        self._stats.batches += 1
+        self._stats.blocks += len(changes)
 
     def _note_wide(self, keys: Collection[int]) -> None:
         self._wide.update(keys)

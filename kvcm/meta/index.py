@@ -7,9 +7,9 @@ Reads are plain function calls on published state. A mutation is
 and nothing of it is visible before the last step. If the store cannot say whether it took the change, the index reads the store and publishes what is
 really there: an unknown outcome is resolved, never assumed. A store failure of one key leaves that key as it was and does not touch the others.
 
-From the store write on, a mutation runs in a task of its own: cancelling the caller ends its waiting and nothing else, so memory and store stay equal
-and the keys stay held until both are. `close` waits for such tasks. The in-memory backend never suspends, can therefore not be cancelled, and needs no
-task.
+From the store write on, a mutation runs in a task of its own, or is ended by the store's call: cancelling the caller ends its waiting and nothing else, so
+memory and store stay equal and the keys stay held until both are. `close` waits for all of them. The in-memory backend never suspends, can therefore not be
+cancelled, and needs neither.
 
 One case leaves memory and store apart: an unknown outcome that could not be read back either. The call fails, memory keeps the state that was last
 known, and the next change of the block, written as a whole, makes the store equal again. Until then a restart may find either state; both are states
@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvcm.common.eager import run_to_end
 from kvcm.common.errors import KvcmError, NotReady, OutcomeUnknown, StorageError
 from kvcm.meta.access_log import AccessLog
-from kvcm.meta.backend import Eager, MetadataBackend
+from kvcm.meta.backend import Direct, Eager, MetadataBackend
 from kvcm.meta.backend_local import LocalBackend
 from kvcm.meta.block_table import BlockTable, Change
 from kvcm.meta.chains import join_chains
@@ -57,6 +57,21 @@ class Outcome:
     error: KvcmError | None = None
 
 
+@dataclass(slots=True)
+class _Mutation:
+    """What was planned, and what must be let go when it has come to its end."""
+
+    keys: Sequence[int]
+    unique: Collection[int]
+    ticket: Ticket
+    changes: dict[int, Block]
+    owned: Mapping[int, Block]
+    before: dict[int, Block]
+    outcomes: list[Outcome]
+    new_keys: int
+
+
+_NO_FAILURES: Mapping[int, KvcmError] = {}
 _UNCHANGED = Outcome(changed=False)
 _CHANGED = Outcome(changed=True)
 
@@ -80,6 +95,9 @@ class MetaIndex:
         self._reserved = 0
         self._suspends = not isinstance(backend, LocalBackend)
         self._eager = isinstance(backend, Eager)
+        self._direct = backend if isinstance(backend, Direct) else None
+        self._submitted = 0  # mutations that the store will call for
+        self._drained: asyncio.Future[None] | None = None
         self._commits: set[asyncio.Task[list[Outcome]]] = set()
         self._joining: asyncio.Task[int] | None = None
         self._slot_counts: dict[int, int] = {}
@@ -136,7 +154,10 @@ class MetaIndex:
         owned: Mapping[int, Block] = changes
         if reports or self._reported:
             owned = {key: part for key, block in changes.items() if (part := owned_part(block)) != owned_part(before[key])}
-        commit = self._commit(keys, unique, ticket, changes, owned, before, outcomes, new_keys, fence)
+        mutation = _Mutation(keys, unique, ticket, changes, owned, before, outcomes, new_keys)
+        if self._direct is not None and owned and (submitted := self._submit(self._direct, mutation, fence)) is not None:
+            return await submitted
+        commit = self._commit(mutation, self._backend.apply(owned, fence) if owned else None)
         if not self._suspends or not owned:
             return await commit
         if self._eager:
@@ -165,8 +186,12 @@ class MetaIndex:
         if self._joining is not None:
             self._joining.cancel()
             await asyncio.gather(self._joining, return_exceptions=True)
-        while self._commits:
-            await asyncio.wait(tuple(self._commits))
+        while self._commits or self._submitted:
+            if self._submitted:
+                self._drained = asyncio.get_running_loop().create_future()
+                await self._drained
+            if self._commits:
+                await asyncio.wait(tuple(self._commits))
         await self._backend.close()
 
     async def recover(self) -> int:
@@ -227,31 +252,73 @@ class MetaIndex:
             outcomes.append(_CHANGED)
         return changes, outcomes
 
-    async def _commit(
-        self,
-        keys: Sequence[int],
-        unique: Collection[int],
-        ticket: Ticket,
-        changes: dict[int, Block],
-        owned: Mapping[int, Block],
-        before: dict[int, Block],
-        outcomes: list[Outcome],
-        new_keys: int,
-        fence: int,
-    ) -> list[Outcome]:
-        """Store what is `owned`, publish, let the keys and the reserved room go. Never to be interrupted."""
-        try:
-            failures = await self._store(owned, before, fence) if owned else {}
-            self._publish([(key, before[key], block) for key, block in changes.items() if key not in failures])
-        finally:
-            self._reserved -= new_keys
-            self._gate.release(unique, ticket)
-        return _with_failures(keys, outcomes, failures) if failures else outcomes
+    def _submit(self, store: Direct, mutation: _Mutation, fence: int) -> asyncio.Future[list[Outcome]] | None:
+        """Have the store call at the end of the mutation; None when it cannot take it so. Whoever waits for the future may be cancelled."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Outcome]] = loop.create_future()
 
-    async def _store(self, changes: Mapping[int, Block], before: Mapping[int, Block], fence: int) -> Mapping[int, KvcmError]:
-        """Give the changes to the store; returns the keys that it does not hold as wanted, with why."""
+        def stored() -> None:
+            try:
+                outcomes = self._end(mutation, _NO_FAILURES)
+            except Exception as error:
+                log.exception("metadata_index_bug: %d stored blocks could not be published", len(mutation.changes))
+                if not future.done():
+                    future.set_exception(error)
+            else:
+                if not future.done():
+                    future.set_result(outcomes)
+            self._called()
+
+        def otherwise(rest: Awaitable[Mapping[int, StorageError]]) -> None:
+            task = loop.create_task(self._commit(mutation, rest))
+            self._keep(task)
+            task.add_done_callback(lambda ended: _hand_over(ended, future))
+            self._called()
+
+        self._submitted += 1
         try:
-            return await self._backend.apply(changes, fence)
+            taken = store.submit(mutation.owned, fence, stored, otherwise)
+        except Exception:
+            # Not in the port's contract. It has sent nothing that it will tell of; what it may have sent all the same, `apply` overwrites.
+            log.exception("metadata_backend_bug: a change of %d blocks could not be sent", len(mutation.owned))
+            taken = False
+        if not taken:
+            self._called()
+            return None
+        return future
+
+    def _called(self) -> None:
+        self._submitted -= 1
+        if not self._submitted and self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    async def _commit(self, mutation: _Mutation, attempt: Awaitable[Mapping[int, StorageError]] | None) -> list[Outcome]:
+        """Store what is owned (None: nothing is), publish, let the keys and the reserved room go. Never to be interrupted."""
+        failures: Mapping[int, KvcmError] | None = None
+        try:
+            failures = _NO_FAILURES if attempt is None else await self._store(attempt, mutation)
+        finally:
+            if failures is None:
+                self._let_go(mutation)
+        return self._end(mutation, failures)
+
+    def _end(self, mutation: _Mutation, failures: Mapping[int, KvcmError]) -> list[Outcome]:
+        before = mutation.before
+        try:
+            self._publish([(key, before[key], block) for key, block in mutation.changes.items() if key not in failures])
+        finally:
+            self._let_go(mutation)
+        return _with_failures(mutation.keys, mutation.outcomes, failures) if failures else mutation.outcomes
+
+    def _let_go(self, mutation: _Mutation) -> None:
+        self._reserved -= mutation.new_keys
+        self._gate.release(mutation.unique, mutation.ticket)
+
+    async def _store(self, attempt: Awaitable[Mapping[int, StorageError]], mutation: _Mutation) -> Mapping[int, KvcmError]:
+        """Wait for the store; returns the keys that it does not hold as wanted, with why."""
+        changes = mutation.owned
+        try:
+            return await attempt
         except OutcomeUnknown:
             pass
         except StorageError as error:
@@ -259,7 +326,7 @@ class MetaIndex:
         except Exception:
             # Not in the port's contract, so nothing is known about the outcome either.
             log.exception("metadata_backend_bug: a change of %d blocks ended with an unexpected error; the store is read back", len(changes))
-        return await self._resolve(changes, before)
+        return await self._resolve(changes, mutation.before)
 
     async def _resolve(self, changes: Mapping[int, Block], before: Mapping[int, Block]) -> Mapping[int, KvcmError]:
         """Ask the store what it holds. A block that is neither the old nor the new one is published as it is."""
@@ -350,6 +417,17 @@ def _count(header: bytes, sign: int, moved: dict[bytes, list[int]]) -> None:
         sums = moved[place] = [0, 0]
     sums[0] += sign * size_of(header)
     sums[1] += sign
+
+
+def _hand_over(ended: asyncio.Task[list[Outcome]], future: asyncio.Future[list[Outcome]]) -> None:
+    if future.done():
+        return
+    if ended.cancelled():
+        future.cancel()
+    elif (error := ended.exception()) is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(ended.result())
 
 
 def _with_failures(keys: Sequence[int], outcomes: Sequence[Outcome], failures: Mapping[int, KvcmError]) -> list[Outcome]:

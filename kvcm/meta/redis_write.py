@@ -11,24 +11,31 @@ JSON differs in id and URI only, so the rest is made once, and the script finds 
 from __future__ import annotations
 
 import json
-import re
+import struct
 from collections.abc import Mapping, Sequence
+from itertools import chain as flattened
 from typing import Any, NamedTuple
 
 from kvcm.common.redis.fenced import arg
-from kvcm.meta.location import Block, Location, previous_key_of
+from kvcm.meta.location import HEADER_BYTES, Block, Location, Status, previous_key_of
 from kvcm.meta.record import RecordCodec
 
 Fields = list[tuple[bytes, bytes]]
 
-_UNSAFE = re.compile(rb'["\\\x00-\x1f]')  # must be escaped in JSON
+_UNSAFE = b'"\\' + bytes(range(32))  # must be escaped in JSON
 _MAX_HEADS = 1024
+_MIN_ALIKE = 4
+_TAIL_AT = 21
 _MAX_MIDDLES = 4096
 PART_BLOCKS = 256
 """Blocks of one script: few enough to hold neither Redis nor our loop for long."""
 _NO_CHECKSUM = bytes(8)
+_TAIL = struct.Struct("<8sqq")  # of a header: id, previous key, checksum
 # key, the JSON in three parts
 _LINK = b'$%d\r\n%b\r\n$%d\r\n{"id":"%b%b%b"}]}\r\n'
+_WRITING, _SERVING = bytes([Status.WRITING]), bytes([Status.SERVING])
+# With the quotes around it, which no id, name or URI of a usual block holds.
+_IS_WRITING, _IS_SERVING = (b'","status":%d,"type":' % status for status in (Status.WRITING, Status.SERVING))
 _AROUND = len('{"id":"' + "01234567" + '"}]}')
 _BLANK = _BREAK = b"$0\r\n\r\n"
 _REMOVED = b"$%d\r\n%b\r\n$0\r\n\r\n"
@@ -43,9 +50,47 @@ class Packed(NamedTuple):
     chain: bool
 
 
+class RecentWrites:
+    """Changes that begin writes, as they were packed: what ends a write a moment later is the same but for the state. Bounded; one for all instances."""
+
+    def __init__(self, max_bytes: int = 2 << 20) -> None:
+        self._max_bytes = max_bytes
+        self.kept_bytes = 0
+        self._kept: dict[tuple[int, ...], tuple[bytes, tuple[bytes, ...], Packed]] = {}
+
+    def keep(self, keys: tuple[int, ...], headers: Sequence[bytes], wires: tuple[bytes, ...], packed: Packed) -> None:
+        """`headers`: of the state WRITING."""
+        self._forget(keys)
+        self._kept[keys] = (b"".join(headers), wires, packed)
+        self.kept_bytes += len(packed.args)
+        while self.kept_bytes > self._max_bytes:
+            self._forget(next(iter(self._kept)))
+
+    def take(self, keys: tuple[int, ...], headers: Sequence[bytes], wires: tuple[bytes, ...]) -> Packed | None:
+        """The same change with all blocks SERVING, if it was kept. Then it is not kept any longer."""
+        found = self._kept.get(keys)
+        if found is None or headers[0][0] != Status.SERVING:
+            return None
+        self._forget(keys)
+        begun, same_wires, packed = found
+        now = bytearray(b"".join(headers))
+        if now[::HEADER_BYTES] != _SERVING * len(keys):
+            return None
+        now[::HEADER_BYTES] = _WRITING * len(keys)
+        if now != begun or wires != same_wires:
+            return None
+        return packed._replace(args=packed.args.replace(_IS_WRITING, _IS_SERVING))
+
+    def _forget(self, keys: tuple[int, ...]) -> None:
+        found = self._kept.pop(keys, None)
+        if found is not None:
+            self.kept_bytes -= len(found[2].args)
+
+
 class BlockPacker:
-    def __init__(self, records: RecordCodec, *, legacy: bool = False) -> None:
+    def __init__(self, records: RecordCodec, *, legacy: bool = False, recent: RecentWrites | None = None) -> None:
         self._records = records
+        self._recent = recent or RecentWrites()
         self._fields = self._legacy_fields if legacy else self._hash_fields
         self._fast = not legacy
         self.time_field = b"__lru_time__" if legacy else b"BP#lru_time"
@@ -56,11 +101,56 @@ class BlockPacker:
 
     def pack(self, changes: Mapping[int, Block]) -> list[Packed]:
         """The arguments of one or two scripts: the usual blocks and the others. At most PART_BLOCKS blocks."""
+        if self._fast and (whole := self._pack_alike(changes)) is not None:
+            return [whole]
         usual, others = self._pack_chain(changes) if self._fast else (None, list(changes.items()))
         if not others:
             return [usual] if usual is not None else []
         rest = self._pack_fields(others)
         return [rest] if usual is None else [usual, rest]
+
+    def _pack_alike(self, changes: Mapping[int, Block]) -> Packed | None:
+        """A chain of usual blocks in the same state and storage, as one call writes them, in few steps for all of them; None for anything else."""
+        try:
+            locations = [location for (location,) in changes.values()]
+        except ValueError:
+            return None
+        if len(locations) < _MIN_ALIKE:
+            return None
+        keys = tuple(changes)
+        headers, wires = zip(*locations, strict=True)
+        if (again := self._recent.take(keys, headers, wires)) is not None:
+            return again
+        names, previous, checksums = zip(*_TAIL.iter_unpack(b"".join([header[_TAIL_AT:] for header in headers])), strict=True)
+        if previous[1:] != keys[:-1] or any(checksums) or not b"".join(names).isalnum():
+            return None
+        first, start = headers[0], headers[1][:13]
+        if {header[:13] for header in headers[1:]} != {start} or not start[4] & 1 or first[:4] != start[:4] or first[5:13] != start[5:13]:
+            return None
+        # The bytes in front of a URI hold its length, so they differ where the lengths do; there are one or two lengths.
+        lengths = tuple(map(len, wires))
+        heads = {length: self._head_of(wires[lengths.index(length)]) for length in set(lengths)}
+        if None in heads.values():
+            return None
+        known = [head for head in heads.values() if head is not None]
+        middles = {self._middle(head, locations[1]) for head in known}
+        cut = {length: (head, len(head)) for length, head in zip(heads, known, strict=True)}
+        uris = [wire[at:] for (head, at), wire in zip(map(cut.__getitem__, lengths), wires, strict=True) if wire.startswith(head)]
+        if len(uris) != len(wires) or len(middles) > 1 or _is_unsafe(b"".join(uris)):
+            return None
+        middle = middles.pop()
+        texts = (b"%d " * len(keys) % keys).split()
+        around = _AROUND + len(middle)
+        sizes = {length: around + length - at for length, (_, at) in cut.items()}
+        link = b'$%d\r\n%b\r\n$%d\r\n{"id":"%b' + middle.replace(b"%", b"%%") + b'%b"}]}\r\n'
+        values = zip(map(len, texts), texts, map(sizes.__getitem__, lengths), names, uris, strict=True)
+        args = link * len(keys) % tuple(flattened.from_iterable(values))
+        packed = Packed(args, 2 * len(keys), True)
+        if first[4] & 1:
+            packed = Packed(_BREAK + arg(b"%d" % previous[0]) + args, 2 * len(keys) + 2, True)
+        if start[0] == Status.WRITING:
+            self._recent.keep(keys, headers, wires, packed)
+        return packed
 
     def _pack_chain(self, changes: Mapping[int, Block]) -> tuple[Packed | None, list[tuple[int, Block]]]:
         """The usual blocks, and what is left: it takes the slow way."""
@@ -105,7 +195,7 @@ class BlockPacker:
             parts.append(_LINK % (len(text), text, size, name, middle, uri))
             count += 2
             before, before_raw = key, key.to_bytes(8, "little", signed=True)
-        if _UNSAFE.search(b"".join(uris)):
+        if _is_unsafe(b"".join(uris)):
             return None, list(changes.items())
         return (Packed(b"".join(parts), count, True) if parts else None), others
 
@@ -164,7 +254,7 @@ class BlockPacker:
         if len(specs) != 1:
             return None
         name, uri = specs[0][0].encode(), specs[0][1].encode()
-        if not uri or _UNSAFE.search(name) or not wire.endswith(uri):
+        if not uri or _is_unsafe(name) or not wire.endswith(uri):
             return None
         head = wire[: -len(uri)]
         if len(self._heads) >= _MAX_HEADS:
@@ -191,6 +281,11 @@ class BlockPacker:
                 self._middles.clear()
             self._middles[kind] = middle
         return middle
+
+
+def _is_unsafe(text: bytes) -> bool:
+    """Must some of it be escaped in JSON?"""
+    return len(text.translate(None, _UNSAFE)) != len(text)
 
 
 def _dump(value: object) -> bytes:

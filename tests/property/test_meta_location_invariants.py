@@ -45,7 +45,7 @@ def test_I_LOC_1_2_6_7_every_moment_that_a_reader_can_see(number: int, cancels: 
     calls = dice.calls(distinct=True)
 
     async def story() -> None:
-        world = IndexWorld(suspend_answers=cancels)
+        world = IndexWorld(suspend_answers=cancels, direct=dice.choose(2) == 0)
         world.backend.faults.extend(dice.faults())
         world.backend.failing_reads = dice.failing_reads()
         await world.run(calls, dice.choose, dice.cancel)

@@ -15,7 +15,7 @@ from kvcm.data_storage.model import StorageType
 from kvcm.meta.location import Block, Location, LocationFields, Status, begin_write, condemn, promote, restore
 from kvcm.meta.record import DamagedRecord, RecordCodec
 from kvcm.meta.redis_read import BlockUnpacker
-from kvcm.meta.redis_write import BlockPacker
+from kvcm.meta.redis_write import BlockPacker, RecentWrites
 from kvcm.protocol.location_encoder import ProtoLocationEncoder
 
 pytestmark = pytest.mark.unit
@@ -194,6 +194,36 @@ def test_a_chain_is_written_as_its_blocks_one_by_one(keys: list[int], first: int
     for at, (key, before) in enumerate(zip(keys, previous, strict=True)):
         blocks[key] = (promote(location(f"{at:08x}", f"file://nfs_01/{odd}{key}?size=1024", before)),)
     assert packed(blocks) == {key: {name.decode(): value.decode() for name, value in BlockPacker(RECORDS).fields_of(block)} for key, block in blocks.items()}
+
+
+@given(st.lists(KEYS, min_size=4, max_size=8, unique=True), st.none() | KEYS, st.sampled_from(["none", "checksum", "uri", "created", "state", "key"]))
+def test_what_ends_a_write_is_packed_as_if_its_beginning_had_not_been(keys: list[int], first: int | None, other: str) -> None:
+    previous = [first, *keys[:-1]]
+    begun: dict[int, Block] = {key: (location(f"{at:08x}", f"file://nfs_01/%{key}?size=1024", previous[at]),) for at, key in enumerate(keys)}
+    ended: dict[int, Block] = {key: (promote(block[0], 5 if other == "checksum" else 0),) for key, block in begun.items()}
+    at = keys[len(keys) // 2]
+    if other == "uri":
+        ended[at] = (promote(location(f"{keys.index(at):08x}", f"file://nfs_01/x{at}?size=1024", previous[keys.index(at)])),)
+    elif other == "created":
+        ended[at] = (promote(location(f"{keys.index(at):08x}", f"file://nfs_01/%{at}?size=1024", previous[keys.index(at)], created=5)),)
+    elif other == "state":
+        ended[at] = (condemn(begun[at][0]),)
+    elif other == "key":
+        ended[-at - 1] = ended.pop(at)
+    warm = BlockPacker(RECORDS)
+    warm.pack(begun)
+    assert warm.pack(ended) == BlockPacker(RECORDS).pack(ended)
+
+
+def test_what_is_kept_of_writes_is_bounded_and_forgotten() -> None:
+    recent = RecentWrites(max_bytes=3000)
+    packer = BlockPacker(RECORDS, recent=recent)
+    for start in range(0, 4000, 8):
+        keys = range(start, start + 8)
+        packer.pack({key: (location(f"{key:08x}", previous=key - 1 if key > start else None),) for key in keys})
+        assert 0 < recent.kept_bytes <= 3000
+    packer.pack({key: (promote(location(f"{key:08x}", previous=key - 1 if key > start else None)),) for key in keys})
+    assert recent.kept_bytes == 0
 
 
 def test_neighbours_share_nothing_but_what_is_the_same() -> None:

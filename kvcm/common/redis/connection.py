@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -27,6 +27,8 @@ except ImportError:  # pragma: no cover  # the extra is not installed
 
 Arg = bytes | str | int
 _NO_REPLY = object()
+LOST = object()
+"""What stands for a reply that will not come: whether the command was carried out is unknown."""
 _MAX_SENTINEL_S = 1.0
 
 
@@ -67,10 +69,13 @@ def glob_escaped(text: str) -> str:
 
 
 class _Call:
-    __slots__ = ("deadline", "future", "missing", "replies")
+    """Who waits: a future for several replies, or somebody who is told the only one."""
 
-    def __init__(self, future: asyncio.Future[list[Any]], count: int, deadline: float) -> None:
+    __slots__ = ("deadline", "future", "missing", "replies", "told")
+
+    def __init__(self, future: asyncio.Future[list[Any]] | None, told: Callable[[Any], None] | None, count: int, deadline: float) -> None:
         self.future = future
+        self.told = told
         self.missing = count
         self.replies: list[Any] = []
         self.deadline = deadline
@@ -96,11 +101,22 @@ class RedisConnection(asyncio.Protocol):
         if not self.is_open or self._transport is None:
             future.set_exception(ConnectionLost(f"the connection to Redis at {self._shown} is closed"))
             return future
-        self._calls.append(_Call(future, replies, self._loop.time() + timeout_s))
+        self._calls.append(_Call(future, None, replies, self._loop.time() + timeout_s))
         if self._timer is None:
             self._timer = self._loop.call_later(timeout_s, self._look)
         self._transport.write(data)
         return future
+
+    def call(self, data: bytes, timeout_s: float, told: Callable[[Any], None]) -> bool:
+        """Send one packed command; `told` gets its reply, or LOST, from the loop, without the detour over a future, and must not raise. False: the connection
+        is closed, and nothing was sent or will be told."""
+        if not self.is_open or self._transport is None:
+            return False
+        self._calls.append(_Call(None, told, 1, self._loop.time() + timeout_s))
+        if self._timer is None:
+            self._timer = self._loop.call_later(timeout_s, self._look)
+        self._transport.write(data)
+        return True
 
     def close(self, reason: str = "was closed") -> None:
         """Cut it at once; what is under way fails with ConnectionLost. Idempotent."""
@@ -112,7 +128,9 @@ class RedisConnection(asyncio.Protocol):
             self._transport.abort()
         calls, self._calls = self._calls, deque()
         for call in calls:
-            if not call.future.done():
+            if call.told is not None:
+                call.told(LOST)
+            elif call.future is not None and not call.future.done():
                 call.future.set_exception(ConnectionLost(f"the connection to Redis at {self._shown} {reason}"))
                 call.future.exception()  # retrieved: the caller may have gone away
 
@@ -143,11 +161,15 @@ class RedisConnection(asyncio.Protocol):
                 if not calls:
                     raise hiredis.ProtocolError("a reply that nobody asked for")
                 call = calls[0]
+                if call.told is not None:
+                    calls.popleft()
+                    call.told(reply)
+                    continue
                 call.replies.append(reply)
                 call.missing -= 1
                 if not call.missing:
                     calls.popleft()
-                    if not call.future.done():
+                    if call.future is not None and not call.future.done():
                         call.future.set_result(call.replies)
         except hiredis.ProtocolError:
             self.close("did not speak Redis' protocol")

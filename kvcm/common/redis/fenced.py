@@ -16,11 +16,11 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kvcm.common.errors import OutcomeUnknown, StorageError
-from kvcm.common.redis.connection import ConnectionLost, RedisConnection, connect, error_word, pack, refused
+from kvcm.common.redis.connection import LOST, ConnectionLost, RedisConnection, connect, error_word, pack, refused
 from kvcm.common.redis.target import RedisTarget
 
 log = logging.getLogger("kvcm.redis")
@@ -138,15 +138,47 @@ class FencedRedis:
         """
         if fence > self.fence:
             await self.raise_fence(fence)
+        return await self._run(script, args, count, fence, None)
+
+    def is_ready(self, fence: int) -> bool:
+        """Can a change under this fence be sent at once?"""
+        connection = self._connection
+        return connection is not None and connection.is_open and bool(self._token) and fence == self.fence
+
+    def start(
+        self, script: Script, args: bytes, count: int, fence: int, done: Callable[[], None], otherwise: Callable[[Coroutine[Any, Any, Any]], None]
+    ) -> bool:
+        """`run` without a task, for scripts that return 1: then `done` is called, and in every other case `otherwise`, with what is left to do. It ends as
+        `run` does, and must be awaited. Exactly one of both is called, once, from the loop; neither may raise. False: not ready, nothing was sent."""
+        if not self.is_ready(fence):
+            return False
+        connection, token = self._connection, self._token
+        assert connection is not None
+
+        def told(reply: Any) -> None:
+            if reply == 1:
+                done()
+            else:
+                otherwise(self._run(script, args, count, fence, (connection, token, reply)))
+
+        return connection.call(script.call(self._key, token, args, count), self.target.timeout_s, told)
+
+    async def _run(self, script: Script, args: bytes, count: int, fence: int, first: tuple[RedisConnection, bytes, Any] | None) -> Any:
+        """`first`: the connection, token and reply of the first attempt, where that has been made."""
         for _ in range(_ATTEMPTS):
-            if fence < self.fence:
-                raise self._superseded(self.fence)
-            connection = await self.connection()
-            token = self._token
-            try:
-                (reply,) = await connection.send(script.call(self._key, token, args, count), 1, self.target.timeout_s)
-            except ConnectionLost as error:
-                raise OutcomeUnknown(f"Redis at {self.shown} did not confirm a change") from error
+            if first is not None:
+                (connection, token, reply), first = first, None
+                if reply is LOST:
+                    raise OutcomeUnknown(f"Redis at {self.shown} did not confirm a change")
+            else:
+                if fence < self.fence:
+                    raise self._superseded(self.fence)
+                connection = await self.connection()
+                token = self._token
+                try:
+                    (reply,) = await connection.send(script.call(self._key, token, args, count), 1, self.target.timeout_s)
+                except ConnectionLost as error:
+                    raise OutcomeUnknown(f"Redis at {self.shown} did not confirm a change") from error
             if not isinstance(reply, bytes):
                 word = error_word(reply)
                 if not word:
