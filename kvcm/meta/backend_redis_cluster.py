@@ -57,9 +57,14 @@ class _Bucket:
         self._stream, self._limit = stream, limit
         self._written = 0
 
-    def put(self, blocks: Mapping[int, cluster_scripts.Fields], fence: int, now_us: int, time_field: bytes) -> Call:
+    def put(self, blocks: Mapping[int, Block], packer: BlockPacker, fence: int, now_us: int) -> Call:
+        """At most PART_BLOCKS."""
         self._written += 1
-        return cluster_scripts.put(self._stream, self._limit, fence, self._written, self.prefix, now_us, time_field, blocks)
+        change = cluster_scripts.Change(self._stream, self._limit, fence, self._written, self.prefix, now_us, packer.time_field)
+        packed = packer.pack(blocks)
+        if len(packed) == 1 and packed[0].chain:
+            return change.put_chain(blocks, packed[0])
+        return change.put({key: packer.fields_of(block) if block else () for key, block in blocks.items()})
 
     def looks(self, keys: Collection[int]) -> list[bytes]:
         return [pack("HGETALL", self.prefix + b"%d" % key) for key in keys]
@@ -202,14 +207,14 @@ class RedisClusterBackend:
         parts: dict[int, dict[int, Block]] = {}
         for key, block in changes.items():
             parts.setdefault(layout.bucket_of(key), {})[key] = block
-        fields_of, now_us, time_field = self._packer.fields_of, self._context.wall_us(), self._packer.time_field
+        now_us = self._context.wall_us()
         deadline = asyncio.get_running_loop().time() + self._target.timeout_s
         calls: list[tuple[FencedSlot, Collection[int], Call, Begun | None]] = []
         for number, whole in parts.items():
             bucket = self._buckets[number]
             left = iter(whole.items())
             while part := dict(islice(left, PART_BLOCKS)):
-                call = bucket.put({key: fields_of(block) if block else () for key, block in part.items()}, fence, now_us, time_field)
+                call = bucket.put(part, self._packer, fence, now_us)
                 calls.append((bucket.redis, part, call, bucket.redis.begin(call, fence)))
         failures: dict[int, StorageError] = {}
         unknown: OutcomeUnknown | None = None

@@ -6,11 +6,13 @@ All keys are declared: a Redis Cluster refuses a script as a whole, or sends it 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from kvcm.common.redis.cluster_fenced import Call
 from kvcm.common.redis.fenced import FENCED, Script, arg
 from kvcm.meta.redis_changes import APPEND
+from kvcm.meta.redis_write import Packed
 
 # ARGV: token, limit of the stream, fence. A term's first entry is made by the script that begins the term, so it names the fence that stood there before.
 # A node that is full must still get a leader, which may remove something: the stream goes then, and followers begin anew. (A script that has changed something
@@ -76,6 +78,54 @@ return 1
 """
 )
 
+# As _PUT, for usual blocks, one location each: behind the name of the time's field the pairs of a `Packed` chain (see `redis_write`).
+_PUT_CHAIN = Script(
+    FENCED
+    + APPEND
+    + """
+local failed = append(KEYS[2], ARGV[2], 'f', ARGV[3], 'n', ARGV[4], 'k', ARGV[5])
+if failed then
+  if not string.find(failed.err, 'OOM', 1, true) then return failed end
+  for at = 8, #ARGV, 2 do
+    if ARGV[at] == '' or ARGV[at + 1] ~= '' then return failed end
+  end
+  redis.call('DEL', KEYS[2])
+end
+local call, pcall, sub, now, stamp = redis.call, redis.pcall, string.sub, ARGV[6], ARGV[7]
+local before, which = '', 2
+for at = 8, #ARGV, 2 do
+  local id, text = ARGV[at], ARGV[at + 1]
+  if id == '' then
+    before = text
+  else
+    which = which + 1
+    local key, name = KEYS[which], 'L#' .. sub(text, 8, 15)
+    if text == '' then
+      call('DEL', key)
+    elseif before == '' then
+      local added = pcall('HSET', key, stamp, now, name, text)
+      local wrong = type(added) == 'table'
+      if wrong and sub(added.err, 1, 9) ~= 'WRONGTYPE' then return added end
+      if wrong or call('HLEN', key) ~= 2 then
+        call('DEL', key)
+        call('HSET', key, stamp, now, name, text)
+      end
+    else
+      local added = pcall('HSET', key, stamp, now, 'BP#prev_key', before, name, text)
+      local wrong = type(added) == 'table'
+      if wrong and sub(added.err, 1, 9) ~= 'WRONGTYPE' then return added end
+      if wrong or call('HLEN', key) ~= 3 then
+        call('DEL', key)
+        call('HSET', key, stamp, now, 'BP#prev_key', before, name, text)
+      end
+    end
+    before = id
+  end
+end
+return 1
+"""
+)
+
 Fields = Sequence[tuple[bytes, bytes]]
 
 
@@ -83,16 +133,36 @@ def claim(stream: bytes, limit: bytes, fence: int) -> Call:
     return Call(_CLAIM, arg(stream), 1, arg(limit) + arg(b"%d" % fence), 2)
 
 
-def put(stream: bytes, limit: bytes, fence: int, number: int, prefix: bytes, now_us: int, time_field: bytes, blocks: Mapping[int, Fields]) -> Call:
-    """`number`: of the change, by its writer. `blocks`: what is stored of each, nothing to remove it."""
-    names = [arg(stream)]
-    raw = array("q", blocks).tobytes() if limit != b"0" else b""
-    args = [arg(limit), arg(b"%d" % fence), arg(b"%d" % number), arg(raw), arg(b"%d" % now_us), arg(time_field)]
-    count = len(args)
-    for key, fields in blocks.items():
-        names.append(arg(prefix + b"%d" % key))
-        args.append(arg(b"%d" % (2 * len(fields))))
-        for name, value in fields:
-            args += (arg(name), arg(value))
-        count += 1 + 2 * len(fields)
-    return Call(_PUT, b"".join(names), len(names), b"".join(args), count)
+class Change(NamedTuple):
+    """What the scripts tell of a change, whatever it is. `number`: of the change, by its writer."""
+
+    stream: bytes
+    limit: bytes
+    fence: int
+    number: int
+    prefix: bytes
+    now_us: int
+    time_field: bytes
+
+    def put(self, blocks: Mapping[int, Fields]) -> Call:
+        """`blocks`: what is stored of each, nothing to remove it."""
+        args: list[bytes] = []
+        count = 0
+        for fields in blocks.values():
+            args.append(arg(b"%d" % (2 * len(fields))))
+            for name, value in fields:
+                args += (arg(name), arg(value))
+            count += 1 + 2 * len(fields)
+        return self._call(_PUT, blocks, b"".join(args), count)
+
+    def put_chain(self, keys: Collection[int], packed: Packed) -> Call:
+        """`packed`: a chain of exactly these blocks, in this order."""
+        return self._call(_PUT_CHAIN, keys, packed.args, packed.number)
+
+    def _call(self, script: Script, keys: Collection[int], args: bytes, count: int) -> Call:
+        raw = array("q", keys).tobytes() if self.limit != b"0" else b""
+        told = (self.limit, b"%d" % self.fence, b"%d" % self.number, raw, b"%d" % self.now_us, self.time_field)
+        prefix, size = self.prefix, len(self.prefix)
+        texts = [b"%d" % key for key in keys]
+        names = b"".join([b"$%d\r\n%b%b\r\n" % (size + len(text), prefix, text) for text in texts])
+        return Call(script, arg(self.stream) + names, 1 + len(texts), b"".join(map(arg, told)) + args, len(told) + count)

@@ -54,7 +54,7 @@ class Pair:
             "kvcm.registry_storage.uri": f"local://{folder}/registry.json",
         }
         with ThreadPoolExecutor(2) as pool:  # they take their time to start
-            self.nodes: list[ManagerProcess] = list(pool.map(stack.enter_context, [ManagerProcess(settings) for _ in range(2)]))
+            self.nodes: list[ManagerProcess] = list(pool.map(stack.enter_context, [ManagerProcess(settings, ready_s=60) for _ in range(2)]))
         eventually(lambda: any(self.leads(node) for node in self.nodes), "a leader")
         backend = {"storage_type": "redis", "storage_uri": f"{cluster.uri}?cluster_name=spread"}
         self.engine.set_up("spread", "nfs", indexer={"max_key_count": 0, "meta_storage_backend_config": backend})

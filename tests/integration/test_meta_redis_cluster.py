@@ -272,7 +272,7 @@ def test_a_fence_that_cannot_be_raised_everywhere_is_not_raised(cluster: RedisCl
             silent.pause()
             try:
                 with pytest.raises(StorageError):
-                    async with place.leader(2, options="timeout_ms=300"):
+                    async with place.leader(2, options="timeout_ms=600"):
                         pass
             finally:
                 silent.resume()

@@ -129,7 +129,7 @@ def test_a_new_leader_refuses_the_old_one_before_it_looks(place: RedisPlace) -> 
 
 def test_an_unknown_outcome_is_settled_by_a_read_for_good(place: RedisPlace) -> None:
     async def story() -> None:
-        async with place.leader(1, options="timeout_ms=150") as backend:
+        async with place.leader(1, options="timeout_ms=400") as backend:
             await backend.apply({key: (place.location(key),) for key in range(64)}, 1)
             for node in place.nodes:
                 node.call("PING")
