@@ -1,6 +1,6 @@
 """`python -m faults`: rows of faults on real processes, and a table.
 
-    python -m faults [--row kill,crash,demote,terminate,suspend] [--rounds N] [--blocks N] [--stores etcd,redis] [--mode through|behind] [--lease MS]
+    python -m faults [--row NAME,NAME...] [--rounds N] [--blocks N] [--stores etcd,redis] [--mode through|behind] [--lease MS]
                      [--seed N] [--json FILE]
 
 Needs etcd and redis-server (Debian: etcd-server, redis-server). Ends with 1 when a requirement is broken.
@@ -13,6 +13,7 @@ import asyncio
 import json
 import sys
 import time
+from itertools import groupby
 from pathlib import Path
 
 from benchmarks.harness import machine
@@ -48,9 +49,10 @@ def main(arguments: list[str] | None = None) -> int:
     found: list[Played] = []
     print(machine())
     for store in stores:
-        plan = Plan(stores=store, mode=options.mode, lease_ms=options.lease)
-        wanted = [(ROWS[name], options.rounds or max(1, ROWS[name].rounds // len(stores))) for name in rows]
-        found += asyncio.run(play(plan, options.blocks, wanted, options.seed, say, breaches))
+        for needs, group in groupby((ROWS[name] for name in rows), key=lambda row: row.needs):
+            plan = Plan(stores=store, mode=options.mode, lease_ms=options.lease, **needs)
+            wanted = [(row, options.rounds or max(1, row.rounds // len(stores))) for row in group]
+            found += asyncio.run(play(plan, options.blocks, wanted, options.seed, say, breaches))
     for played in found:
         played.check_times(breaches)
     print(f"\n{options.blocks} blocks, seed {options.seed}\n{table(found)}\n\n{verdict(breaches)}")

@@ -22,7 +22,9 @@ from types import TracebackType
 from typing import Any, Final
 
 from faults.gate import Gate
+from faults.secrets import OPTIONS, Secrets
 from faults.terms import Term, terms_of
+from faults.weather import Weather
 from kvcm.client import AdminClient
 from kvcm.client.config import ClientConfig
 from kvcm.common.redis.testing import RedisServer
@@ -40,17 +42,28 @@ STORES: Final = ("etcd", "redis")
 # etcd's shortest lease is 1.5 elections: with its default it would be 2 s.
 _ETCD_OPTIONS = ("--heartbeat-interval=20", "--election-timeout=200")
 _PATIENCE_S = 60.0
+CALL_MS: Final = 2000
+FAILOVER_MS: Final = 30_000
+LONGEST_CALL_S: Final = (CALL_MS + FAILOVER_MS) / 1000 + 3.0
+"""Of a client that looks for the leader all its time; a busy machine included."""
 _METRIC = re.compile(r"^kvcm_(\S+) ([0-9.e+-]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`stores`: where leases and registry live; `mode`: how metadata reaches Redis."""
+    """`stores`: where leases and registry live; `mode`: how metadata reaches Redis.
+
+    `weather`: every way to a store leads through `House.weather`, and Redis survives a crash. `secured`: etcd wants certificates and a login (`secrets`).
+    `stream_entries`: that Redis keeps for followers, 0 for the usual number.
+    """
 
     stores: str = "etcd"
     mode: str = "through"
     lease_ms: int = 1000
     nodes: int = 3
+    weather: bool = False
+    secured: bool = False
+    stream_entries: int = 0
 
 
 class Node:
@@ -112,8 +125,11 @@ class House:
         self.plan = plan
         self._stack = ExitStack()
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kvcm-faults-", ignore_cleanup_errors=True)))
-        self.redis = RedisServer()
-        self.etcd = EtcdServer(*_ETCD_OPTIONS) if plan.stores == "etcd" else None
+        self.redis = RedisServer(durable=plan.weather)
+        self.secrets = Secrets(self._folder) if plan.secured and plan.stores == "etcd" else None
+        guards: tuple[str, ...] = () if self.secrets is None else OPTIONS
+        self.etcd = EtcdServer(*_ETCD_OPTIONS, *guards, tls=self.secrets.tls if self.secrets else None) if plan.stores == "etcd" else None
+        self.weather: dict[str, Weather] = {}
         self.nodes: list[Node] = []
         self.registry_gates: dict[str, Gate] = {}
         self.instances = 0
@@ -123,7 +139,12 @@ class House:
             self._stack.enter_context(self.redis)
             if self.etcd is not None:
                 self._stack.enter_context(self.etcd)
-            self.held_gate = self._stack.enter_context(Gate(self.redis.port))
+                if self.secrets is not None:
+                    self.secrets.enable(self.etcd)
+            if self.plan.weather:
+                ports = {"redis": self.redis.port} | ({} if self.etcd is None else {"etcd": self.etcd.only.port})
+                self.weather = {store: self._stack.enter_context(Weather(port)) for store, port in ports.items()}
+            self.held_gate = self._stack.enter_context(Gate(self._redis_port))
             self._write_startup()
             for number in range(self.plan.nodes):
                 self._add_node(f"node-{number}")
@@ -162,7 +183,7 @@ class House:
         """Blocks that have not reached Redis yet; -1 when the node does not say."""
         return node.metrics().get("meta_redis_behind_blocks", -1)
 
-    def client_config(self, instance: str = LOAD, call_ms: int = 2000, failover_ms: int = 30_000) -> ClientConfig:
+    def client_config(self, instance: str = LOAD, call_ms: int = CALL_MS, failover_ms: int = FAILOVER_MS) -> ClientConfig:
         return ClientConfig.parse(
             {
                 "address": ["static://" + ",".join(node.address for node in self.nodes)],
@@ -194,6 +215,15 @@ class House:
                 await asyncio.to_thread(node.start)
         return kept
 
+    @property
+    def _redis_port(self) -> int:
+        return self.weather["redis"].port if self.weather else self.redis.port
+
+    @property
+    def _metadata_uri(self) -> str:
+        stream = f"?stream_max_entries={self.plan.stream_entries}" if self.plan.stream_entries else ""
+        return f"redis://127.0.0.1:{self._redis_port}/{stream}"
+
     def _write_startup(self) -> None:
         storage: dict[str, Any] = storage_to_dict(default_storage())
         storage["storage_spec"].update(root_path=f"{self._folder}/blocks/", key_count_per_file=1)
@@ -201,18 +231,20 @@ class House:
         group["quota"] = {"capacity": 1 << 50, "quota_config": []}
         indexer = group["cache_config"]["meta_indexer_config"]
         indexer["max_key_count"] = 1 << 40
-        indexer["meta_storage_backend_config"] = {"storage_type": BEHIND[self.plan.mode], "storage_uri": self.redis.uri}
+        indexer["meta_storage_backend_config"] = {"storage_type": BEHIND[self.plan.mode], "storage_uri": self._metadata_uri}
         (self._folder / "startup.json").write_text(json.dumps({"storage_config": storage, "instance_group": group}))
 
     def _add_node(self, name: str) -> None:
         names = ("rpc_port", "http_port", "admin_rpc_port", "admin_http_port")
         ports = free_ports(len(names))
         if self.etcd is not None:
-            gate = self._stack.enter_context(Gate(self.etcd.only.port))
-            lease, registry = f"etcd://{self.etcd.address}/faults", f"etcd://127.0.0.1:{gate.port}/faults"
+            port = self.weather["etcd"].port if self.weather else self.etcd.only.port
+            gate = self._stack.enter_context(Gate(port))
+            query = "" if self.secrets is None else self.secrets.query
+            lease, registry = f"etcd://127.0.0.1:{port}/faults{query}", f"etcd://127.0.0.1:{gate.port}/faults{query}"
         else:
-            gate = self._stack.enter_context(Gate(self.redis.port))
-            lease, registry = f"{self.redis.uri}?cluster_name=faults", f"redis://127.0.0.1:{gate.port}/?cluster_name=faults"
+            gate = self._stack.enter_context(Gate(self._redis_port))
+            lease, registry = f"redis://127.0.0.1:{self._redis_port}/?cluster_name=faults", f"redis://127.0.0.1:{gate.port}/?cluster_name=faults"
         self.registry_gates[name] = gate
         settings = {
             **{f"kvcm.service.{port}": str(number) for port, number in zip(names, ports, strict=True)},

@@ -151,9 +151,9 @@ class EtcdServer:
         self._folder.cleanup()
 
 
-def enable_auth(address: str, users: dict[str, str]) -> None:
+def enable_auth(address: str, users: dict[str, str], tls: ServerTls | None = None) -> None:
     """User -> password; all of them may do everything, and one of them must be `root`. From then on etcd asks who is there."""
-    with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
+    with _channel(address, tls) as channel:
 
         def call(method: str, *fields: str) -> None:
             body = b"".join(bytes([number << 3 | 2, len(text.encode())]) + text.encode() for number, text in enumerate(fields, 1))
@@ -164,3 +164,11 @@ def enable_auth(address: str, users: dict[str, str]) -> None:
             call("UserAdd", user, password)
             call("UserGrantRole", user, "root")
         call("AuthEnable")
+
+
+def _channel(address: str, tls: ServerTls | None) -> grpc.Channel:
+    options = [("grpc.enable_http_proxy", 0)]
+    if tls is None:
+        return grpc.insecure_channel(address, options)
+    ca, key, cert = (Path(path).read_bytes() for path in (tls.ca, tls.own_key, tls.own_cert))
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options)

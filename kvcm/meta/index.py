@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from dataclasses import dataclass
 
 from kvcm.common.eager import run_to_end
-from kvcm.common.errors import KvcmError, NotReady, OutcomeUnknown, StorageError
+from kvcm.common.errors import KvcmError, OutcomeUnknown, StorageError
 from kvcm.meta.access_log import AccessLog
 from kvcm.meta.backend import Direct, Eager, MetadataBackend
 from kvcm.meta.backend_local import LocalBackend
@@ -335,7 +335,8 @@ class MetaIndex:
         except Exception as error:
             if not isinstance(error, StorageError):
                 log.exception("metadata_backend_bug: reading back %d blocks ended with an unexpected error", len(changes))
-            failure = NotReady("the metadata store did not say whether it took the change and could not be read back; repeat the call later")
+            # Not NotReady: that says to clients that nothing was done.
+            failure = OutcomeUnknown("the metadata store did not say whether it took the change and cannot be read now; look before you repeat the call")
             failure.__cause__ = error
             return dict.fromkeys(changes, failure)
         failures: dict[int, KvcmError] = {}

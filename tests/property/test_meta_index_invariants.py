@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcm.common.errors import KvcmError, NotReady, StorageError
+from kvcm.common.errors import KvcmError, OutcomeUnknown, StorageError
 from kvcm.meta.errors import KeyLimitReached, StateChanged
 from kvcm.meta.index import MetaIndex, Outcome
 from kvcm.meta.location import Block
@@ -333,9 +333,9 @@ def test_an_error_never_claims_more_than_is_known(keys: Sequence[int], fault: Fa
         if fault is Fault.REFUSE:
             assert errors == {StorageError}
         elif unreadable:
-            assert errors == {NotReady}
+            assert errors == {OutcomeUnknown}
         else:
             assert errors <= {StorageError}
-        assert all(outcome.error.retryable for outcome in outcomes if outcome.error is not None)
+        assert all(outcome.error.retryable is not (errors == {OutcomeUnknown}) for outcome in outcomes if outcome.error is not None)
 
     asyncio.run(story())

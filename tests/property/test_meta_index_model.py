@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvcm.common.errors import NotReady, StorageError
+from kvcm.common.errors import OutcomeUnknown, StorageError
 from kvcm.meta import block_table
 from kvcm.meta.errors import KeyLimitReached, StateChanged
 from kvcm.meta.index import MetaIndex, Outcome
@@ -187,7 +187,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.backend.faults.extend([Fault.LOST_ANSWER, Fault.LOST_REQUEST])
         self.backend.failing_reads = 1
         (unread,) = self.loop.run_until_complete(self.index.mutate([key], lambda *_: landed, self.fence))
-        assert isinstance(unread.error, NotReady)
+        assert isinstance(unread.error, OutcomeUnknown)
         assert (self.index.get(key), self.backend.store.get(key, ())) == (old, landed)
         other = (*old, self.fresh(None))
         (outcome,) = self.loop.run_until_complete(self.index.mutate([key], lambda *_: other, self.fence))

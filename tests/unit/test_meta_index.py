@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
 
-from kvcm.common.errors import NotReady, OutcomeUnknown, StorageError
+from kvcm.common.errors import OutcomeUnknown, StorageError
 from kvcm.data_storage.model import StorageType
 from kvcm.meta.backend_local import LocalBackend
 from kvcm.meta.errors import KeyLimitReached, KeysBusy, StateChanged
@@ -169,7 +169,7 @@ def test_an_unreadable_outcome_keeps_the_last_known_state_and_the_next_change_me
         backend.faults.append(Fault.LOST_ANSWER)
         backend.failing_reads = 1
         (outcome,) = await index.mutate([1], put((promote(A),)), 1)
-        assert isinstance(outcome.error, NotReady)
+        assert isinstance(outcome.error, OutcomeUnknown)
         assert isinstance(outcome.error.__cause__, StorageError)
         assert (index.get(1), backend.store[1]) == ((A,), (promote(A),))
         assert await index.mutate([1], put((condemn(A),)), 1) == [Outcome(True)]
@@ -203,7 +203,7 @@ def test_a_backend_that_fails_while_reading_back_in_an_unheard_of_way(caplog: py
         backend.faults.append(Fault.LOST_REQUEST)
         index = index_on(backend)
         (outcome,) = await index.mutate([1], put((A,)), 1)
-        assert isinstance(outcome.error, NotReady)
+        assert isinstance(outcome.error, OutcomeUnknown)
         assert await index.mutate([1], put((A,)), 1) == [Outcome(True)]
 
     asyncio.run(story())
