@@ -54,7 +54,7 @@ class ServicePorts(Model):
     meta_grpc: Port = Field(default=6381, description="For engines, by gRPC.")
     meta_http: Port = Field(default=6382, description="For engines, by HTTP.")
     admin_grpc: Port = Field(default=6491, description="For administrators and the operator, by gRPC.")
-    admin_http: Port = Field(default=6492, description="For administrators, health and metrics, by HTTP.")
+    admin_http: Port = Field(default=6492, description="For administrators, by HTTP: the leader.")
 
     @model_validator(mode="after")
     def _all_different(self) -> ServicePorts:
@@ -152,7 +152,7 @@ class ManagerEndpoints(StatusModel):
 
     meta_grpc: EndpointText | None = Field(default=None, description="For engines, by gRPC.")
     meta_http: EndpointText | None = Field(default=None, description="For engines, by HTTP.")
-    admin_grpc: EndpointText | None = Field(default=None, description="For administrators, by gRPC.")
+    admin_grpc: EndpointText | None = Field(default=None, description="For administrators, by gRPC: the leader.")
     admin_http: EndpointText | None = Field(default=None, description="For administrators, health and metrics, by HTTP.")
 
 

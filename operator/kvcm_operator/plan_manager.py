@@ -78,7 +78,7 @@ def kept_conditions(subject: Subject, verdict: Verdict) -> tuple[Wanted, ...]:
 def facts(subject: Subject, resource: KVCacheManagerResource, sight: Sight, wall_us: int) -> Json:
     name, namespace = resource.metadata.name, resource.metadata.namespace
     ports = port_names(resource.spec.service.ports)
-    host = f"{names.client_service(name)}.{namespace}.svc"
+    host, leader_host = f"{names.client_service(name)}.{namespace}.svc", f"{names.leader_service(name)}.{namespace}.svc"
     found: Json = {
         "replicas": len(sight.fleet.living),
         "readyReplicas": sight.fleet.ready,
@@ -89,8 +89,8 @@ def facts(subject: Subject, resource: KVCacheManagerResource, sight: Sight, wall
         "endpoints": {
             "metaGrpc": f"{host}:{ports['meta-grpc']}",
             "metaHttp": f"{host}:{ports['meta-http']}",
-            "adminGrpc": f"{host}:{ports['admin-grpc']}",
-            "adminHttp": f"{host}:{ports['admin-http']}",
+            "adminGrpc": f"{leader_host}:{ports['admin-grpc']}",
+            "adminHttp": f"{leader_host}:{ports['admin-http']}",
         },
     }
     serving = sight.serving
