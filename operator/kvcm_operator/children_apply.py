@@ -57,8 +57,14 @@ def need(desired: Json, actual: Json | None, *, expected: bool) -> Need:
     check_owner(desired["kind"], meta, desired["metadata"]["ownerReferences"][0], "give the manager another name")
     if not differences(desired, actual):
         return Need(Applied.UNCHANGED)
-    same_wish = mapping(meta.get("annotations")).get(DESIRED_HASH) == desired["metadata"]["annotations"][DESIRED_HASH]
-    return Need(Applied.CORRECTED if same_wish else Applied.WRITTEN, overlay(desired, actual))
+    return Need(Applied.WRITTEN if wished_otherwise(desired, actual) else Applied.CORRECTED, overlay(desired, actual))
+
+
+def wished_otherwise(desired: Json, actual: Json | None) -> bool:
+    """Was it last written for another wish than today's? Pure."""
+    if actual is None:
+        return False
+    return bool(mapping(mapping(actual.get("metadata")).get("annotations")).get(DESIRED_HASH) != desired["metadata"]["annotations"][DESIRED_HASH])
 
 
 def check_owner(kind: str, meta: Json, owner: Json, otherwise: str) -> None:

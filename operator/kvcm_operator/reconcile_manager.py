@@ -16,7 +16,7 @@ from kvcm.resources.manager import KVCacheManagerResource
 from kvcm.resources.parse import parse_manager
 from kvcm_operator import names
 from kvcm_operator.children import build
-from kvcm_operator.children_apply import Applied, ChildLeaving, ChildRefused, NotOurs, need, new, ref_to, write
+from kvcm_operator.children_apply import Applied, ChildLeaving, ChildRefused, NotOurs, need, new, ref_to, wished_otherwise, write
 from kvcm_operator.children_secret import check_own, missing_entry, token_secret_body, wanted_entries
 from kvcm_operator.children_volumes import Volumes, volumes
 from kvcm_operator.move import moving_conditions, moving_facts, moving_verdict, must_stop_first, stop_all
@@ -116,7 +116,10 @@ class _Work:
         storages = await kube.list(STORAGE, subject.ref.namespace)
         self._volumes = volumes(subject.ref.name, storages, await kube.get(self._set_ref))
         desired = build(self._sized(wanted), subject.uid, self._image, self._volumes.mounts)
-        needs = [need(body, await kube.get(ref_to(body)), expected=subject.settled) for body in desired]
+        actual = [await kube.get(ref_to(body)) for body in desired]
+        # A newer operator wishes for more than the one that settled this: what is new then was not removed by anybody.
+        expected = subject.settled and not any(map(wished_otherwise, desired, actual))
+        needs = [need(body, found, expected=expected) for body, found in zip(desired, actual, strict=True)]
         self.corrections = sum(item.result is Applied.CORRECTED for item in needs)
         if self.corrections and subject.condition("Synced").get("reason") != Reason.DRIFT_CORRECTED.value:
             message = "an object of the manager was removed or changed without a change of this resource; putting it right"
@@ -127,7 +130,7 @@ class _Work:
         for body, item in zip(desired, needs, strict=True):
             if item.result is not Applied.UNCHANGED:
                 self.touched = True
-                await write(kube, body, item, expected=subject.settled)
+                await write(kube, body, item, expected=expected)
 
     def _sized(self, wanted: Size) -> KVCacheManagerResource:
         """With the size that is right now: the hash of what is wished then tells a later size from a change by somebody else."""

@@ -11,6 +11,7 @@ import pytest
 from kvcm.common.errors import InvalidArgument
 from kvcm.resources.kstatus import Kstatus, kstatus
 from kvcm.resources.manager import KVCacheManagerStatus
+from kvcm_operator.children import DESIRED_HASH
 from kvcm_operator.runtime import RECONCILERS
 from kvcm_operator.subject import Subject
 from kvcm_operator.testing_house import House, applied_manager, group, storage
@@ -81,6 +82,26 @@ def test_a_leader_that_wins_again_is_a_new_leader() -> None:
         second = house.status(BOSS)["leader"]
         assert (second["nodeId"], second["epoch"]) == ("node-1", 2)
         assert second["since"] > first["since"]
+
+    run(story)
+
+
+def test_what_a_newer_operator_adds_is_no_drift_and_what_somebody_removes_is() -> None:
+    async def story(house: House) -> None:
+        house.kube.put(applied_manager())
+        await house.settle_cluster()
+        # As an operator left it that knew neither of the two, and whose wish for the StatefulSet was another.
+        added = [Ref("Service", "default", "demo-leader"), Ref("PodDisruptionBudget", "default", "demo-manager")]
+        for ref in added:
+            house.kube.mark_deleted(ref)
+        house.kube.edit(Ref("StatefulSet", "default", "demo"), lambda body: body["metadata"]["annotations"].update({DESIRED_HASH: "older"}))
+        await house.settle_cluster()
+        assert all(house.kube.has(ref) for ref in added)
+        assert "DriftCorrected" not in house.reasons(BOSS)
+        house.kube.mark_deleted(added[0])
+        await house.settle_cluster()
+        assert house.kube.has(added[0])
+        assert "DriftCorrected" in house.reasons(BOSS)
 
     run(story)
 
