@@ -199,8 +199,15 @@ async def _release(subject: Subject, world: World) -> Outcome:
     """Its objects go with it (they name it as their owner). Only dependents that want to be removed from its registry first are waited for."""
     if not subject.held or subject.forced:
         return Outcome(finished=True, touched=True)
+    # Whoever deletes all at once does so one by one, the manager often first: so it waits once for what may be the next.
+    waited = subject.condition("Ready").get("reason") == Reason.DELETING.value
     for kind in (GROUP, STORAGE):
         for other in map(Subject, await world.kube.list(kind, subject.ref.namespace)):
-            if other.manager_name == subject.ref.name and going_away(other):
+            if other.manager_name != subject.ref.name:
+                continue
+            if going_away(other):
                 return _unseen(subject, world, waiting(Reason.DELETING, "resources of this manager that are being deleted go first"))
+            if not waited and not other.deleting and other.spec.get("deletionPolicy") == "Delete":
+                message = f"{kind} {other.ref.name} would be removed from its registry; the manager waits a moment, should it be deleted too"
+                return _unseen(subject, world, waiting(Reason.DELETING, message))
     return Outcome(finished=True, touched=True)

@@ -78,7 +78,8 @@ async def _release(subject: Subject, world: World, remove: _Remove) -> Outcome:
         return _keep(subject, world, Reason.DELETING, f"the removal waits: {error.message}", synced=UNKNOWN)
     if use is None:
         return done
-    if door.leaving and not use.passing:
+    # Whoever deletes all at once does so one by one: the user of this one may be the next. So it waits once, and says so.
+    if door.leaving and not use.passing and subject.condition("Ready").get("reason") == Reason.IN_USE.value:
         return _leave(subject, "OrphanedOnDelete", f"the manager is being deleted, and {use.message}")
     return _keep(subject, world, Reason.IN_USE, f"the removal waits: {use.message}")
 
@@ -98,8 +99,10 @@ async def _remove_storage(subject: Subject, world: World, speaker: Speaker) -> _
             return None
         if plan.refusal is not None or plan.calls:
             return None
-    users = sorted(view.group.name for view in (await speaker.groups()).values() if name in view.group.storage_candidates)
+    # First the resources, then the manager: a group that goes in between is found here or uses nothing any more there. The other way round it would be
+    # found nowhere and use the storage all the same.
     groups = [other for other in map(Subject, await world.kube.list(GROUP, subject.ref.namespace)) if other.manager_name == subject.manager_name]
+    users = sorted(view.group.name for view in (await speaker.groups()).values() if name in view.group.storage_candidates)
     if users:
         going = {other.server_name for other in groups if going_away(other)}
         return _Use(f"instance group {users[0]} uses it on the manager", passing=going.issuperset(users))

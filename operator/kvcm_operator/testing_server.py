@@ -65,6 +65,8 @@ class FakeApiServer:
         size = 2 if parts[0] == "api" else 3
         prefix, rest = "/" + "/".join(parts[:size]), parts[size:]
         namespace = ""
+        if not rest:
+            return _failure(404, "unknown group")
         if rest[0] == "namespaces" and len(rest) > 2:
             namespace, rest = rest[1], rest[2:]
         kind = _KIND_OF.get((prefix, rest[0])) or _EXTRA.get(rest[0])
