@@ -365,7 +365,7 @@ def test_leftovers_are_found_and_what_is_gone_is_forgotten(cluster: RedisCluster
 
 
 def test_a_replica_that_takes_over_goes_on_with_what_it_had() -> None:
-    with RedisCluster(replicas=1, node_timeout_ms=700) as cluster:
+    with RedisCluster(replicas=1, node_timeout_ms=1000) as cluster:
         place = RedisPlace(cluster, ProtoLocationEncoder())
         master, replica = cluster.masters[0], cluster.nodes[3]
 

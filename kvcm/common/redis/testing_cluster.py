@@ -43,7 +43,7 @@ class ClusterNode(RedisServer):
 class RedisCluster:
     """`with RedisCluster() as cluster:`. Masters share the slots evenly; `replicas` of them have one replica each, further nodes behind the masters."""
 
-    def __init__(self, masters: int = 3, replicas: int = 0, node_timeout_ms: int = 1000, durable: bool = False) -> None:
+    def __init__(self, masters: int = 3, replicas: int = 0, node_timeout_ms: int = 3000, durable: bool = False) -> None:
         self.nodes = [ClusterNode(node_timeout_ms, durable=durable) for _ in range(masters + replicas)]
         self._masters = masters
         self._stack = ExitStack()
