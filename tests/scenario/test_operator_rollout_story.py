@@ -105,6 +105,37 @@ def test_followers_go_first_the_leader_is_asked_and_goes_last() -> None:
     run(story)
 
 
+def test_when_all_is_well_nothing_is_written() -> None:
+    async def story(house: House, nodes: Nodes) -> None:
+        spec(house, image="kvcm:2")
+        await house.beats(partial(ready, house))
+        before = house.kube.version
+        house.restart()
+        for _ in range(10):
+            await house.beat(30)
+        assert house.kube.version == before
+
+    run(story)
+
+
+def test_the_status_names_a_new_leader_and_says_when_there_is_none() -> None:
+    async def story(house: House, nodes: Nodes) -> None:
+        for node in nodes.by_name.values():
+            node.follows = True
+        nodes.depose()
+        await house.beat()
+        assert house.condition(BOSS) == ("False", "NoLeader")
+        assert house.condition(BOSS, "Available") == ("False", "NoLeader")
+        assert "leader" not in house.status(BOSS)
+        nodes.by_name["demo-2"].follows = False
+        await house.beats(partial(ready, house))
+        leader = house.status(BOSS)["leader"]
+        assert (leader["pod"], leader["epoch"]) == ("demo-2", 2)
+        assert deleted(house) == []
+
+    run(story)
+
+
 def ready_pod(house: House, number: int) -> bool:
     ref = Ref("Pod", "default", f"demo-{number}")
     if not house.kube.has(ref):
