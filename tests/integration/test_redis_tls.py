@@ -13,7 +13,11 @@ from kvcm.common.errors import StorageError
 from kvcm.common.redis.connection import connect
 from kvcm.common.redis.target import parse_target
 from kvcm.common.redis.testing import RedisServer, redis_binary
+from kvcm.common.redis.testing_cluster import RedisCluster
 from kvcm.common.testing_ports import free_port
+from kvcm.meta.testing_redis import loaded
+from kvcm.meta.testing_redis_places import RedisPlace
+from kvcm.protocol.location_encoder import ProtoLocationEncoder
 from kvcm.service.tls.testing import Authority
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(redis_binary() is None, reason="redis-server is not installed")]
@@ -69,3 +73,24 @@ def test_files_that_are_missing_or_no_certificates_are_told_from_a_server_that_i
     for name in ("missing.crt", "odd.crt"):
         with pytest.raises(StorageError, match="files of certificates"):
             reach(guarded.port, tls_ca_file=tmp_path / name)
+
+
+def test_every_node_of_a_redis_cluster_is_spoken_to_over_tls(tmp_path: Path) -> None:
+    authority = Authority("servers")
+    certificate, key = authority.issue().write(tmp_path, "node")
+    (tmp_path / "ca.crt").write_bytes(authority.cert)
+    with RedisCluster(tls=(certificate, key, str(tmp_path / "ca.crt"))) as cluster:
+        place = RedisPlace(cluster, ProtoLocationEncoder())
+        options = f"timeout_ms=5000&tls_ca_file={tmp_path / 'ca.crt'}"
+
+        async def story() -> None:
+            async with place.leader(1, options=options) as backend:
+                stored = {key: place.block(key) for key in range(100)}
+                assert await backend.apply(stored, 1) == {}
+                slot = place.layout.slots[0]
+                cluster.move(slot, next(node for node in cluster.masters if node is not cluster.holder(slot)))
+                assert await backend.apply(dict.fromkeys(range(50), ()), 1) == {}
+                assert await loaded(backend) == {key: stored[key] for key in range(50, 100)}
+
+        asyncio.run(story())
+        assert min(len(node.keys("kvcm:*:b:*")) for node in cluster.masters) > 0

@@ -20,10 +20,17 @@ _POLL_S = 0.02
 
 
 class ClusterNode(RedisServer):
-    def __init__(self, node_timeout_ms: int, *options: str, durable: bool = False) -> None:
+    def __init__(self, node_timeout_ms: int, *options: str, durable: bool = False, tls: Sequence[str] = ()) -> None:
+        """`tls`: see RedisCluster. `met`: the port by which other nodes know it, and name it to clients with TLS."""
         self.bus = free_port()
+        self.met = free_port() if tls else 0
+        if tls:
+            certificate, key, ca = tls
+            options += ("--tls-port", str(self.met), "--tls-cluster", "yes", "--tls-auth-clients", "no")
+            options += ("--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", ca)
         clustered = ("--cluster-enabled", "yes", "--cluster-port", str(self.bus), "--cluster-node-timeout", str(node_timeout_ms))
         super().__init__(*clustered, *options, durable=durable)
+        self.met = self.met or self.port
 
     def ok(self, *args: Arg) -> Any:
         """The answer, which must be no error."""
@@ -43,8 +50,10 @@ class ClusterNode(RedisServer):
 class RedisCluster:
     """`with RedisCluster() as cluster:`. Masters share the slots evenly; `replicas` of them have one replica each, further nodes behind the masters."""
 
-    def __init__(self, masters: int = 3, replicas: int = 0, node_timeout_ms: int = 3000, durable: bool = False) -> None:
-        self.nodes = [ClusterNode(node_timeout_ms, durable=durable) for _ in range(masters + replicas)]
+    def __init__(self, masters: int = 3, replicas: int = 0, node_timeout_ms: int = 3000, durable: bool = False, tls: Sequence[str] = ()) -> None:
+        """`tls`: files with certificate, key and authority of all nodes; they then speak TLS too, on ports of their own."""
+        self.nodes = [ClusterNode(node_timeout_ms, durable=durable, tls=tls) for _ in range(masters + replicas)]
+        self._scheme = "rediss-cluster" if tls else "redis-cluster"
         self._masters = masters
         self._stack = ExitStack()
 
@@ -55,7 +64,7 @@ class RedisCluster:
 
     @property
     def uri(self) -> str:
-        return f"redis-cluster://{','.join(f'127.0.0.1:{node.port}' for node in self.nodes)}/"
+        return f"{self._scheme}://{','.join(f'127.0.0.1:{node.met}' for node in self.nodes)}/"
 
     def __enter__(self) -> RedisCluster:
         with ExitStack() as stack:
@@ -93,7 +102,7 @@ class RedisCluster:
         """These keys or all of the slot; returns how many."""
         moved = 0
         while keys := list(names) if names is not None else source.ok("CLUSTER", "GETKEYSINSLOT", slot, 100):
-            source.ok("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
+            source.ok("MIGRATE", "127.0.0.1", target.met, "", 0, 5000, "KEYS", *keys)
             moved += len(keys)
             if names is not None:
                 break
@@ -128,7 +137,7 @@ class RedisCluster:
         for one in self.nodes:
             for other in self.nodes:
                 if one is not other:
-                    one.ok("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus)
+                    one.ok("CLUSTER", "MEET", "127.0.0.1", other.met, other.bus)
         known = b"cluster_known_nodes:%d" % len(self.nodes)
         self.eventually(lambda: all(known in node.ok("CLUSTER", "INFO") for node in self.nodes), "nodes that know each other")
         for master, replica in zip(self.masters, self.nodes[self._masters :], strict=False):
