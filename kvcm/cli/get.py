@@ -11,7 +11,7 @@ from kvcm.cli.output import print_json, print_table, print_yaml
 
 if TYPE_CHECKING:
     from kvcm.client.admin_client import AdminClient
-    from kvcm.client.admin_types import NodeEndpoint
+    from kvcm.client.admin_types import NodeCopies, NodeEndpoint
 
 Json = dict[str, Any]
 
@@ -124,7 +124,10 @@ async def _cluster(admin: AdminClient) -> Json:
         "leaderNodeId": info.leader_node_id,
         "leaderEpoch": info.leader_epoch,
         "leader": _endpoint(info.leader) if info.leader is not None else None,
-        "nodes": [_endpoint(node.endpoint) | {"role": node.role.value, "epoch": node.epoch} for node in info.nodes],
+        "nodes": [
+            _endpoint(node.endpoint) | {"role": node.role.value, "epoch": node.epoch, "copies": _copies(node.copies) if node.copies is not None else None}
+            for node in info.nodes
+        ],
     }
 
 
@@ -140,6 +143,19 @@ def _endpoint(node: NodeEndpoint) -> Json:
     }
 
 
+def _copies(copies: NodeCopies) -> Json:
+    return {"state": copies.state.value, "warm": copies.warm, "filling": copies.filling, "behind": copies.behind, "behindMs": copies.behind_ms}
+
+
+def _lag(copies: Json | None) -> tuple[str | None, str | None]:
+    """How much of a follower's copies is complete, and how far those are behind."""
+    if copies is None:
+        return None, None
+    some = copies["state"] == "loading" and copies["warm"] + copies["filling"] > 0
+    state = f"loading ({copies['warm']} of {copies['warm'] + copies['filling']})" if some else copies["state"]
+    return state, f"{copies['behind']} in {copies['behindMs'] / 1000:.1f}s" if copies["warm"] else None
+
+
 def _cluster_table(found: Json) -> None:
     """Every node; how healthy it is says only the one that was asked. A manager of another make tells of itself and the leader alone."""
     asked, leader = found["nodeId"], found["leader"]
@@ -150,12 +166,13 @@ def _cluster_table(found: Json) -> None:
         nodes = [{"nodeId": asked, "role": "leader" if found["isLeader"] else "unknown"}, *nodes]
     ports = [("META-RPC", "metaRpcPort"), ("META-HTTP", "metaHttpPort"), ("ADMIN-RPC", "adminRpcPort"), ("ADMIN-HTTP", "adminHttpPort")]
     print_table(
-        ("NODE", "ROLE", "EPOCH", "HEALTHY", "HOST", *(name for name, _ in ports)),
+        ("NODE", "ROLE", "EPOCH", "COPIES", "BEHIND", "HEALTHY", "HOST", *(name for name, _ in ports)),
         [
             (
                 node["nodeId"],
                 node["role"],
                 node.get("epoch"),
+                *_lag(node.get("copies")),
                 found["healthy"] if node["nodeId"] == asked else None,
                 node.get("host"),
                 *(node.get(key) for _, key in ports),

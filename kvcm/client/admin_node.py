@@ -10,9 +10,11 @@ from kvcm.client.admin_types import (
     Account,
     AccountRole,
     ClusterInfo,
+    CopyState,
     Health,
     MetricSample,
     MetricsReport,
+    NodeCopies,
     NodeRole,
     NodeState,
     QuarantinedCopy,
@@ -22,6 +24,12 @@ from kvcm.client.admin_types import (
 )
 from kvcm.client.meta_ops import build
 from kvcm.protocol import admin_service_pb2 as pb
+
+
+def _node(node: pb.NodeState) -> NodeState:
+    told = node.copies
+    copies = NodeCopies(CopyState.of(told.state), told.warm, told.filling, told.behind, told.behind_ms) if node.HasField("copies") else None
+    return NodeState(endpoint_from_proto(node.endpoint), NodeRole.of(node.role), node.epoch, copies)
 
 
 class NodeCalls:
@@ -34,7 +42,7 @@ class NodeCalls:
         """The node that answers and the one that leads; any node may be asked."""
         reply = await self._rpc.node.read("GetManagerClusterInfo", pb.GetManagerClusterInfoRequest(trace_id=self._trace))
         leader = endpoint_from_proto(reply.leader_endpoint) if reply.HasField("leader_endpoint") else None
-        nodes = tuple(NodeState(endpoint_from_proto(node.endpoint), NodeRole.of(node.role), node.epoch) for node in reply.nodes)
+        nodes = tuple(_node(node) for node in reply.nodes)
         return ClusterInfo(reply.self_node_id, reply.leader_node_id, reply.self_leader_expiration_time, leader, reply.leader_epoch, nodes)
 
     async def check_health(self) -> Health:

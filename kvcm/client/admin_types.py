@@ -97,13 +97,52 @@ _NODE_ROLES: dict[int, NodeRole] = {
 }
 
 
+class CopyState(Enum):
+    """How ready a follower is to take over. `COLD`: it has not looked yet what there is to copy. `WARM`: it could serve at once."""
+
+    UNKNOWN = "unknown"
+    COLD = "cold"
+    LOADING = "loading"
+    WARM = "warm"
+
+    @classmethod
+    def of(cls, number: int) -> CopyState:
+        return _COPY_STATES.get(number, cls.UNKNOWN)
+
+
+_COPY_STATES: dict[int, CopyState] = {
+    pb.COPY_STATE_COLD: CopyState.COLD,
+    pb.COPY_STATE_LOADING: CopyState.LOADING,
+    pb.COPY_STATE_WARM: CopyState.WARM,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCopies:
+    """The copies of instances' block metadata on a follower. `state` is at most some seconds old, the numbers at most ten.
+
+    `warm`, `filling`: complete copies, and those that are still being read. `behind`: changes that the complete ones do not have yet; `behind_ms`: for how
+    long the one that is furthest behind has missed some.
+    """
+
+    state: CopyState
+    warm: int = 0
+    filling: int = 0
+    behind: int = 0
+    behind_ms: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """A node as it described itself a moment ago. `epoch`: of the leadership it has or had last, 0 for none since it started."""
+    """A node as it described itself a moment ago. `epoch`: of the leadership it has or had last, 0 for none since it started.
+
+    `copies`: of a follower; None where nothing is said.
+    """
 
     endpoint: NodeEndpoint
     role: NodeRole
     epoch: int
+    copies: NodeCopies | None = None
 
 
 @dataclass(frozen=True, slots=True)

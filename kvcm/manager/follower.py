@@ -77,11 +77,17 @@ class Follower:
         return self._looked and all(task.done() or self._is_warm(instance_id) for instance_id, (_, task) in self._keepers.items())
 
     @property
+    def has_looked(self) -> bool:
+        """It knows which instances there are."""
+        return self._looked
+
+    @property
     def state(self) -> FollowerState:
         warm = [copy for copy in self._copies.values() if copy.is_warm]
         return FollowerState(
             warm=len(warm),
-            filling=len(self._keepers) - len(warm),
+            # What nobody can follow is not on its way to be complete.
+            filling=sum(not task.done() and not self._is_warm(instance_id) for instance_id, (_, task) in self._keepers.items()),
             blocks=sum(copy.index.key_count for copy in self._copies.values()),
             behind=sum(copy.behind for copy in warm),
             behind_s=max((copy.behind_s for copy in warm), default=0.0),

@@ -114,6 +114,13 @@ class NodeRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NODE_ROLE_PROMOTING: _ClassVar[NodeRole]
     NODE_ROLE_LEADER: _ClassVar[NodeRole]
     NODE_ROLE_DEMOTING: _ClassVar[NodeRole]
+
+class CopyState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COPY_STATE_UNKNOWN: _ClassVar[CopyState]
+    COPY_STATE_COLD: _ClassVar[CopyState]
+    COPY_STATE_LOADING: _ClassVar[CopyState]
+    COPY_STATE_WARM: _ClassVar[CopyState]
 UNSPECIFIED: ErrorCode
 OK: ErrorCode
 UNSUPPORTED: ErrorCode
@@ -181,6 +188,10 @@ NODE_ROLE_FOLLOWER: NodeRole
 NODE_ROLE_PROMOTING: NodeRole
 NODE_ROLE_LEADER: NodeRole
 NODE_ROLE_DEMOTING: NodeRole
+COPY_STATE_UNKNOWN: CopyState
+COPY_STATE_COLD: CopyState
+COPY_STATE_LOADING: CopyState
+COPY_STATE_WARM: CopyState
 
 class Status(_message.Message):
     __slots__ = ("code", "message")
@@ -1045,14 +1056,30 @@ class GetManagerClusterInfoResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[CommonResponseHeader, _Mapping]] = ..., info_updated_time: _Optional[int] = ..., self_leader_expiration_time: _Optional[int] = ..., self_node_id: _Optional[str] = ..., leader_node_id: _Optional[str] = ..., leader_endpoint: _Optional[_Union[NodeEndpoint, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ...) -> None: ...
 
 class NodeState(_message.Message):
-    __slots__ = ("endpoint", "role", "epoch")
+    __slots__ = ("endpoint", "role", "epoch", "copies")
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
     endpoint: NodeEndpoint
     role: NodeRole
     epoch: int
-    def __init__(self, endpoint: _Optional[_Union[NodeEndpoint, _Mapping]] = ..., role: _Optional[_Union[NodeRole, str]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    copies: NodeCopies
+    def __init__(self, endpoint: _Optional[_Union[NodeEndpoint, _Mapping]] = ..., role: _Optional[_Union[NodeRole, str]] = ..., epoch: _Optional[int] = ..., copies: _Optional[_Union[NodeCopies, _Mapping]] = ...) -> None: ...
+
+class NodeCopies(_message.Message):
+    __slots__ = ("state", "warm", "filling", "behind", "behind_ms")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WARM_FIELD_NUMBER: _ClassVar[int]
+    FILLING_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_MS_FIELD_NUMBER: _ClassVar[int]
+    state: CopyState
+    warm: int
+    filling: int
+    behind: int
+    behind_ms: int
+    def __init__(self, state: _Optional[_Union[CopyState, str]] = ..., warm: _Optional[int] = ..., filling: _Optional[int] = ..., behind: _Optional[int] = ..., behind_ms: _Optional[int] = ...) -> None: ...
 
 class LeaderDemoteRequest(_message.Message):
     __slots__ = ("trace_id",)

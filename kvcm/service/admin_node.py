@@ -10,7 +10,7 @@ from kvcm.common.errors import InvalidArgument, NotLeader
 from kvcm.coordination.elector import Role
 from kvcm.protocol import admin_service_pb2 as admin
 from kvcm.service.admin_replies import done, finish, required
-from kvcm.service.cluster import ClusterView, Endpoint
+from kvcm.service.cluster import ClusterView, CopyState, Endpoint
 from kvcm.service.rpc import Call, Reply, Rpc
 
 _LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
@@ -19,6 +19,11 @@ _ROLES: dict[Role | None, admin.NodeRole] = {
     Role.PROMOTING: admin.NODE_ROLE_PROMOTING,
     Role.LEADER: admin.NODE_ROLE_LEADER,
     Role.DEMOTING: admin.NODE_ROLE_DEMOTING,
+}
+_COPY_STATES: dict[CopyState, admin.CopyState] = {
+    CopyState.COLD: admin.COPY_STATE_COLD,
+    CopyState.LOADING: admin.COPY_STATE_LOADING,
+    CopyState.WARM: admin.COPY_STATE_WARM,
 }
 _log = logging.getLogger("kvcm.service.admin")
 
@@ -77,6 +82,11 @@ class _Node:
         for node in await self._cluster.nodes():
             state = response.nodes.add(role=_ROLES.get(node.role, admin.NODE_ROLE_UNKNOWN), epoch=node.epoch)
             _fill(state.endpoint, node.endpoint)
+            copies = node.copies
+            if copies is not None:
+                told = admin.NodeCopies(state=_COPY_STATES[copies.state], warm=copies.warm, filling=copies.filling)
+                told.behind, told.behind_ms = copies.behind, copies.behind_ms
+                state.copies.CopyFrom(told)
         return finish(response, call)
 
     async def demote(self, request: admin.LeaderDemoteRequest, call: Call) -> Reply:

@@ -7,6 +7,7 @@ coordinator.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
 from kvcm.coordination.elector import Role
@@ -25,13 +26,33 @@ class Endpoint:
     custom_info: str = ""
 
 
+class CopyState(Enum):
+    """How ready a follower is to take over. `COLD`: it has not looked yet which instances there are. `WARM`: it could serve at once."""
+
+    COLD = "cold"
+    LOADING = "loading"
+    WARM = "warm"
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesView:
+    """The copies of block metadata on a follower: how many are complete and how many are being read, and how far the complete ones are behind."""
+
+    state: CopyState
+    warm: int = 0
+    filling: int = 0
+    behind: int = 0
+    behind_ms: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node as it described itself. `role` None: not known. `epoch`: of the leadership it has or had last, 0 for none."""
+    """A node as it described itself. `role` None: not known. `epoch`: of the leadership it has or had last, 0 for none. `copies`: of a follower."""
 
     endpoint: Endpoint
     role: Role | None = None
     epoch: int = 0
+    copies: CopiesView | None = None
 
 
 @dataclass(frozen=True, slots=True)

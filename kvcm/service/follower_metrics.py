@@ -1,4 +1,4 @@
-"""How far this node's copies are, read when a scrape asks: all zero on the leader and where nothing can be followed."""
+"""How far this node's copies are, for scrapes and for other nodes: all zero on the leader and where nothing can be followed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from collections.abc import Iterable
 from kvcm.manager.follower import Follower
 from kvcm.metrics import catalogue
 from kvcm.metrics.families import AnyFamily
+from kvcm.service.cluster import CopiesView, CopyState
+
+
+def copies_of(follower: Follower) -> CopiesView:
+    """What the other nodes are told."""
+    state = follower.state
+    word = CopyState.WARM if follower.is_ready else CopyState.LOADING if follower.has_looked else CopyState.COLD
+    return CopiesView(word, state.warm, state.filling, state.behind, round(state.behind_s * 1000))
 
 
 class FollowerSource:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from kvcm.common.clock import Clock
@@ -15,7 +16,7 @@ from kvcm.common.errors import KvcmError
 from kvcm.coordination.elector import Role
 from kvcm.coordination.port import NODE_INFO_EVERY_MS, Coordinator
 from kvcm.coordination.runner import LeaderRunner
-from kvcm.service.cluster import ClusterSnapshot, Endpoint, NodeView
+from kvcm.service.cluster import ClusterSnapshot, CopiesView, Endpoint, NodeView
 from kvcm.service.lifecycle import LeaderGate
 from kvcm.service.node_info import node_text, parse_endpoint, parse_node
 
@@ -29,11 +30,20 @@ _log = logging.getLogger("kvcm.service.cluster")
 
 
 class LiveCluster:
-    """`own`: how this node is reached. Start it after the listeners, when the real ports are known."""
+    """`own`: how this node is reached. Start it after the listeners, when the real ports are known. `copies`: of this node while it follows."""
 
     def __init__(
-        self, own: Endpoint, runner: LeaderRunner, gate: LeaderGate, coordinator: Coordinator, clock: Clock, loop_interval_ms: int, lease_ms: int = 10_000
+        self,
+        own: Endpoint,
+        runner: LeaderRunner,
+        gate: LeaderGate,
+        coordinator: Coordinator,
+        clock: Clock,
+        loop_interval_ms: int,
+        lease_ms: int = 10_000,
+        copies: Callable[[], CopiesView | None] = lambda: None,
     ) -> None:
+        self._copies = copies
         self._own = own
         self._runner = runner
         self._gate = gate
@@ -45,7 +55,7 @@ class LiveCluster:
         self._leader = Endpoint()
         self._epoch = 0
         self._looked_at_us: int | None = None
-        self._published = ""
+        self._published: NodeView | None = None
         self._publish_at_us = 0
         self._nodes: tuple[NodeView, ...] = ()
         self._nodes_at_us: int | None = None
@@ -59,7 +69,7 @@ class LiveCluster:
     def publish(self, own: Endpoint) -> None:
         """The real ports are known: say so to the other nodes."""
         self._own = own
-        self._published = ""
+        self._published = None
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._watch())
@@ -115,9 +125,13 @@ class LiveCluster:
                     self._nodes = tuple(node for node in parsed if node is not None and node.endpoint.node_id)
                 self._nodes_at_us = now
         known = self.snapshot()
-        own = NodeView(self._own, self._runner.role, self._runner.epoch)
+        own = self._own_view()
         others = [self._believable(node, known) for node in self._nodes if node.endpoint.node_id != self._own.node_id]
         return tuple(sorted([own, *others], key=lambda node: node.endpoint.node_id))
+
+    def _own_view(self) -> NodeView:
+        role = self._runner.role
+        return NodeView(self._own, role, self._runner.epoch, self._copies() if role is Role.FOLLOWER else None)
 
     @staticmethod
     def _believable(node: NodeView, known: ClusterSnapshot) -> NodeView:
@@ -125,7 +139,7 @@ class LiveCluster:
             # It has the lease. Whether it serves already is in its own words, if they are of this term; another make of manager has none.
             if node.role in (Role.LEADER, Role.PROMOTING, Role.DEMOTING) and node.epoch == known.leader_epoch:
                 return node
-            return replace(node, role=Role.LEADER if node.role is None else Role.PROMOTING, epoch=known.leader_epoch)
+            return replace(node, role=Role.LEADER if node.role is None else Role.PROMOTING, epoch=known.leader_epoch, copies=None)
         overtaken = node.role in (Role.LEADER, Role.PROMOTING) and bool(known.leader_node_id)
         return replace(node, role=None) if overtaken else node
 
@@ -133,10 +147,12 @@ class LiveCluster:
         """Ask the coordinator once. Raises KvcmError or TimeoutError."""
         async with asyncio.timeout(_CALL_S):
             now = self._clock.monotonic_us()
-            text = node_text(self._own, self._runner.role, self._runner.epoch)
-            if now >= self._publish_at_us or text != self._published:
-                await self._coordinator.put_node_info(self._own.node_id, text)
-                self._published, self._publish_at_us = text, now + NODE_INFO_EVERY_MS * 1000
+            view = self._own_view()
+            # What a copy lacks changes all the time; only whether it lacks anything that matters is news.
+            news = replace(view, copies=CopiesView(view.copies.state) if view.copies is not None else None)
+            if now >= self._publish_at_us or news != self._published:
+                await self._coordinator.put_node_info(self._own.node_id, node_text(view.endpoint, self._runner.role, view.epoch, view.copies))
+                self._published, self._publish_at_us = news, now + NODE_INFO_EVERY_MS * 1000
             leader = await self._coordinator.observe()
             if leader is None:
                 self._leader_id, self._leader, self._epoch = "", Endpoint(), 0

@@ -1,6 +1,6 @@
-"""What a node publishes about itself through the coordinator: the JSON of wire contract 5.7, and in it our own `role` and `epoch`.
+"""What a node publishes about itself through the coordinator: the JSON of wire contract 5.7, and in it our own `role`, `epoch` and `copies`.
 
-Another make of manager publishes it without these two, and whatever stands there was written by somebody else: everything is read with care.
+Another make of manager publishes it without these three, and whatever stands there was written by somebody else: everything is read with care.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ from dataclasses import asdict
 from typing import Any
 
 from kvcm.coordination.elector import Role
-from kvcm.service.cluster import Endpoint, NodeView
+from kvcm.service.cluster import CopiesView, CopyState, Endpoint, NodeView
 
 _MAX_CHARS = 64 << 10
+_NUMBERS = (("warm", (1 << 31) - 1), ("filling", (1 << 31) - 1), ("behind", (1 << 63) - 1), ("behind_ms", (1 << 63) - 1))
+_STATES = {state.value: state for state in CopyState}
 _ROLES = {role.value: role for role in Role}
 
 
-def node_text(own: Endpoint, role: Role, epoch: int) -> str:
-    return json.dumps(asdict(own) | {"role": role.value, "epoch": epoch})
+def node_text(own: Endpoint, role: Role, epoch: int, copies: CopiesView | None = None) -> str:
+    told: dict[str, Any] = asdict(own) | {"role": role.value, "epoch": epoch}
+    if copies is not None:
+        told["copies"] = asdict(copies) | {"state": copies.state.value}
+    return json.dumps(told)
 
 
 def parse_endpoint(info: str | None) -> Endpoint:
@@ -42,9 +47,18 @@ def parse_node(info: str | None) -> NodeView | None:
             custom_info=str(found.get("custom_info", "")),
         )
         epoch = int(found.get("epoch", 0))
-        return NodeView(endpoint, _ROLES.get(str(found.get("role", ""))), epoch if 0 <= epoch < 1 << 63 else 0)
+        role = _ROLES.get(str(found.get("role", "")))
+        return NodeView(endpoint, role, epoch if 0 <= epoch < 1 << 63 else 0, _copies(found.get("copies")) if role is Role.FOLLOWER else None)
     except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
+
+
+def _copies(found: Any) -> CopiesView | None:
+    state = _STATES.get(str(found.get("state", ""))) if isinstance(found, dict) else None
+    if state is None:
+        return None
+    numbers = [(name, int(found.get(name, 0)), most) for name, most in _NUMBERS]
+    return CopiesView(state, **{name: min(max(value, 0), most) for name, value, most in numbers})
 
 
 def _port(found: Any, name: str) -> int:

@@ -48,7 +48,7 @@ from kvcm.service.admin_service import build_admin_service
 from kvcm.service.cluster import ClusterSnapshot, Endpoint
 from kvcm.service.debug_service import build_debug_service
 from kvcm.service.errors import NotStarted
-from kvcm.service.follower_metrics import FollowerSource
+from kvcm.service.follower_metrics import FollowerSource, copies_of
 from kvcm.service.host import advertised_host, node_id
 from kvcm.service.http.app import admin_routes
 from kvcm.service.in_flight import InFlight
@@ -186,7 +186,8 @@ class ManagerServer:
         runner = LeaderRunner(coordinator, clock, elector, lifecycle.promote, lifecycle.demote, lambda: follower.is_ready)
         gate = LeaderGate(term)
         gate.follow(runner)
-        cluster = LiveCluster(own, runner, gate, coordinator, clock, settings.leader_elector_loop_interval_ms, settings.leader_elector_lease_ms)
+        loop_ms, lease_ms = settings.leader_elector_loop_interval_ms, settings.leader_elector_lease_ms
+        cluster = LiveCluster(own, runner, gate, coordinator, clock, loop_ms, lease_ms, partial(copies_of, follower))
 
         # Metrics and services.
         node = NodeSource(cluster, in_flight, runner, clock, lost_log_lines)

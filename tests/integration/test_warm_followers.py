@@ -80,6 +80,11 @@ class Pair:
         follower = self.follower
         eventually(lambda: metric(follower, "follower_blocks") == blocks and metric(follower, "follower_lag_entries") == 0, f"a copy of {blocks} blocks")
 
+    def copies_by_role(self) -> dict[str, str]:
+        """As the leader tells it: what each node says of its copies, nothing for those that have none."""
+        told = HttpWire(self.leader.admin_http_url).call("GetManagerClusterInfo", {"trace_id": "t"})["nodes"]
+        return {node["role"]: node["copies"]["state"] if node.get("copies") else "" for node in told}
+
     def kill_leader(self) -> ManagerProcess:
         """The next leader."""
         leader, follower = self.leader, self.follower
@@ -111,6 +116,7 @@ def test_a_killed_leaders_blocks_are_all_served_without_a_scan(pair: Pair, capsy
     for first in range(0, BLOCKS, BATCH):
         places += [found["tp0"] for found in write(engine, list(range(first, first + BATCH))).places]
     pair.follows(BLOCKS)
+    eventually(lambda: pair.copies_by_role() == {"NODE_ROLE_LEADER": "", "NODE_ROLE_FOLLOWER": "COPY_STATE_WARM"}, "the leader tells that its heir is warm")
     # What the follower may not have read yet when it wins, and what nobody will ever finish.
     last = [found["tp0"] for found in write(engine, list(range(BLOCKS, BLOCKS + 32))).places]
     engine.start([-1, -2, -3])

@@ -26,6 +26,8 @@ from kvcm.meta.testing import published, written
 from kvcm.meta.testing_changes import ToldBackend, ToldPlace
 from kvcm.meta.warm import WarmIndex
 from kvcm.protocol.location_encoder import ProtoLocationEncoder
+from kvcm.service.cluster import CopiesView, CopyState
+from kvcm.service.follower_metrics import copies_of
 
 pytestmark = pytest.mark.unit
 
@@ -119,6 +121,7 @@ def test_it_is_ready_when_the_registry_was_seen_and_every_copy_is_complete(tmp_p
     async def story() -> None:
         desk = Desk(tmp_path)
         assert not desk.follower.is_ready  # nobody knows yet what there is
+        assert copies_of(desk.follower) == CopiesView(CopyState.COLD)
         desk.follower.start()
         await desk.until(lambda: desk.follower.is_ready)  # nothing
         await desk.group("g", FOLLOWED)
@@ -128,6 +131,7 @@ def test_it_is_ready_when_the_registry_was_seen_and_every_copy_is_complete(tmp_p
         desk.place("i")
         await desk.until(lambda: desk.follower.state.warm == 1)
         await desk.until(lambda: desk.follower.is_ready)  # what nobody can follow does not count
+        assert copies_of(desk.follower) == CopiesView(CopyState.WARM, warm=1)
         desk.follower._copies["i"].is_warm = False
         assert not desk.follower.is_ready
         desk.follower._copies["i"].is_warm = True

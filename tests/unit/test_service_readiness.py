@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from kvcm.coordination.elector import ElectorSettings, Role
 from kvcm.coordination.memory import MemoryCoordinator
 from kvcm.coordination.port import Leader, NodeInfo
 from kvcm.coordination.runner import LeaderRunner
-from kvcm.service.cluster import ClusterSnapshot, Endpoint, NodeView
+from kvcm.service.cluster import ClusterSnapshot, CopiesView, CopyState, Endpoint, NodeView
 from kvcm.service.lifecycle import LeaderGate, Term
 from kvcm.service.live_cluster import LiveCluster
 from kvcm.service.node_info import node_text, parse_node
@@ -128,12 +128,12 @@ class Breakable(MemoryCoordinator):
         return await super().list_nodes()
 
 
-def _cluster(clock: FakeClock, coordinator: MemoryCoordinator, name: str, port: int) -> LiveCluster:
+def _cluster(clock: FakeClock, coordinator: MemoryCoordinator, name: str, port: int, copies: Callable[[], CopiesView | None] = lambda: None) -> LiveCluster:
     async def nothing(epoch: int) -> None:
         return
 
     runner = LeaderRunner(coordinator, clock, ElectorSettings(name, 10_000, 100), nothing, nothing)
-    return LiveCluster(Endpoint(name, "host", port), runner, LeaderGate(Term()), coordinator, clock, 100, 10_000)
+    return LiveCluster(Endpoint(name, "host", port), runner, LeaderGate(Term()), coordinator, clock, 100, 10_000, copies)
 
 
 def test_every_node_is_listed_and_a_role_that_was_overtaken_is_not_believed() -> None:
@@ -188,9 +188,60 @@ def test_a_node_says_itself_again_in_time_and_when_its_role_changes() -> None:
     asyncio.run(run())
 
 
+class Counted(MemoryCoordinator):
+    puts = 0
+
+    async def put_node_info(self, node_id: str, info: str) -> None:
+        self.puts += 1
+        await super().put_node_info(node_id, info)
+
+
+def test_other_nodes_hear_at_once_that_a_follower_is_warm_and_of_its_lag_now_and_then() -> None:
+    async def run() -> None:
+        clock = FakeClock()
+        coordinator = Counted(clock)
+        told = [CopiesView(CopyState.LOADING, 0, 1)]
+        a, b = _cluster(clock, coordinator, "a", 1), _cluster(clock, coordinator, "b", 2, lambda: told[-1])
+        await b.look()
+
+        async def heard() -> CopiesView | None:
+            clock.advance_us(1_000_000)
+            return next(node.copies for node in await a.nodes() if node.endpoint.node_id == "b")
+
+        assert await heard() == told[-1]
+        told.append(CopiesView(CopyState.WARM, 1, 0, 5, 100))
+        await b.look()
+        assert await heard() == told[-1]
+        # Its lag alone is no reason to write to the coordinator; asked itself, the node tells of it at once.
+        told.append(CopiesView(CopyState.WARM, 1, 0, 900, 2_000))
+        await b.look()
+        assert (coordinator.puts, await heard()) == (2, told[-2])
+        assert [node.copies for node in await b.nodes() if node.endpoint.node_id == "b"] == [told[-1]]
+        clock.advance_us(10_000_000)
+        await b.look()
+        assert await heard() == told[-1]
+        # Once it has won, it has no copies: it has the blocks.
+        await coordinator.campaign("b", 10_000)
+        await a.look()
+        assert await heard() is None
+
+    asyncio.run(run())
+
+
 def test_what_a_node_publishes_is_read_back() -> None:
     endpoint = Endpoint("n", "h", 1, 2, 3, 4, "note")
     for role in Role:
         assert parse_node(node_text(endpoint, role, 7)) == NodeView(endpoint, role, 7)
+    copies = CopiesView(CopyState.WARM, 3, 0, 12, 300)
+    assert parse_node(node_text(endpoint, Role.FOLLOWER, 7, copies)) == NodeView(endpoint, Role.FOLLOWER, 7, copies)
+    # A leader has none, and what somebody else wrote there may be anything.
+    assert parse_node(node_text(endpoint, Role.LEADER, 7, copies)) == NodeView(endpoint, Role.LEADER, 7)
+    for text, told in (
+        ('{"role": "follower", "copies": 7}', None),
+        ('{"role": "follower", "copies": {"state": "boiling"}}', None),
+        ('{"role": "follower", "copies": {"state": "cold", "warm": -4, "behind": 1e30}}', CopiesView(CopyState.COLD, behind=(1 << 63) - 1)),
+    ):
+        assert parse_node(text) == NodeView(Endpoint(), Role.FOLLOWER, 0, told)
+    assert parse_node('{"role": "follower", "copies": {"state": "cold", "warm": []}}') is None
     for text in ("null", "[]", '{"meta_rpc_port": 65536}', '{"epoch": "x"}', '{"epoch": 1e999}'):
         assert parse_node(text) is None
