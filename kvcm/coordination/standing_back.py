@@ -41,6 +41,8 @@ class StandingBack:
             self._free_since_us = None
             return leader.node_id == self._node_id
         if self._free_since_us is not None and now_us - self._free_since_us >= STAND_BACK_US:
+            # Should it win and lose the lease again while it loads, the others come first once more: one may be ready by then.
+            self._free_since_us = None
             return True
         if not any(node.node_id != self._node_id for node in await self._coordinator.list_nodes()):
             return True
