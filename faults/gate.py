@@ -21,6 +21,8 @@ T = TypeVar("T")
 _LOCAL = "127.0.0.1"
 _CHUNK = 1 << 16
 _LIMIT_S = 20.0
+_WHOLE_S = 0.1
+"""For the rest of an answer."""
 
 
 class Gate:
@@ -90,6 +92,7 @@ class Gate:
                 await pipe.let_go()
         for pipe in pipes:
             await pipe.answered.wait()
+        await asyncio.sleep(_WHOLE_S)
         return b"".join(bytes(pipe.answers) for pipe in pipes)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

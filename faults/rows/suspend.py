@@ -8,6 +8,7 @@ anything that it finds waiting.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
@@ -22,6 +23,7 @@ from kvcm.common.errors import KvcmError
 from kvcm.protocol import meta_service_pb2 as pb
 
 _BLOCKS = 8
+_FENCE = re.compile(rb'\$37\r\n([0-9]{20})\.|/registry/fence.{0,40}"epoch":([0-9]+)', re.DOTALL)
 _BEYOND_S = 0.7
 _START = "/kv_cache_manager.proto.meta.MetaService/StartWriteCache"
 _PATIENCE_S = 60.0
@@ -58,8 +60,8 @@ async def play(scene: Scene, number: int) -> Round:
         notes.append(f"{what} held back: {said}")
         if said == "OK":
             scene.breach(Kind.LANDED, f"{leader.name} acknowledged a {what} that it could not have stored any more")
-    notes.append(f"Redis said to the late blocks: {_short(answers[0])}")
-    notes.append(f"{scene.plan.stores} said to the late group: {_short(answers[1])}")
+    notes.append(f"the late blocks arrived at Redis: {_refusal(answers[0])}")
+    notes.append(f"the late group arrived at {scene.plan.stores}: {_refusal(answers[1])}")
     await until(lambda: f"epoch {_own_epoch(scene, leader)}" in leader.manager.log and "leader -> demoting" in leader.manager.log, "it has stepped down")
     await _nothing_landed(scene, keys, group)
     return await scene.settle(since, served, tail, notes)
@@ -121,6 +123,7 @@ async def _nothing_landed(scene: Scene, keys: list[int], group: str) -> None:
                 scene.breach(Kind.LANDED, f"block {key} of instance {HELD} is served")
 
 
-def _short(answer: bytes) -> str:
-    text = "".join(chr(byte) if 32 <= byte < 127 else " " for byte in answer)
-    return " ".join(text.split())[:120] or "nothing"
+def _refusal(answer: bytes) -> str:
+    """Both stores answer a change of an older epoch with their fence: Redis' scripts as `epoch.token`, etcd's transaction with the fence's record."""
+    found = _FENCE.search(answer)
+    return f"refused, its fence is at epoch {int(found[1] or found[2])}" if found else "no fence was shown"

@@ -21,7 +21,7 @@ from kvcm.meta.changes import ChangeStream
 from kvcm.meta.failing import FailingBackend
 from kvcm.meta.record import RecordCodec
 from kvcm.meta.redis_changes import DEFAULT_MAX_ENTRIES, MAX_ENTRIES, PARAMETER
-from kvcm.meta.redis_context import RedisContext, same_store
+from kvcm.meta.redis_context import RedisContext
 from kvcm.meta.write_behind import PARAMETERS, BehindSettings, WriteBehind
 
 _KINDS = ("redis", "async_redis", "cached")
@@ -92,12 +92,11 @@ class MetadataStores:
         memory. Raises InvalidArgument, StorageError."""
         if config.storage_type in _KINDS:
             target = self._target(config)
-            others = [(self._target(other), instance_id) for other, instance_id in in_use if other.storage_type in _KINDS]
+            # Whatever their URIs name: one Redis may have many addresses, and what is in use must not lose its stream.
+            ids = [instance_id for other, instance_id in in_use if other.storage_type in _KINDS]
             if target.cluster:
-                # Whichever nodes their URIs name: two clusters cannot be told apart by that.
-                ids = [instance_id for other, instance_id in others if other.cluster]
                 return await cluster_leftovers.stored_instances(target, self.redis.list_key(target), ids)
-            return await self.redis.stored_instances(target, [instance_id for other, instance_id in others if same_store(other, target)])
+            return await self.redis.stored_instances(target, ids)
         if not _is_file(config):
             return []
         used = [(other.storage_uri, instance_id) for other, instance_id in in_use if _is_file(other)]

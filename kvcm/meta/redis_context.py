@@ -103,12 +103,3 @@ async def _has_blocks(connection: RedisConnection, instance_id: str) -> bool:
             return True
         if cursor == b"0":
             return False
-
-
-def same_store(one: RedisTarget, other: RedisTarget) -> bool:
-    """Do both name the same database, whatever their other parameters?"""
-    return _place(one) == _place(other)
-
-
-def _place(target: RedisTarget) -> tuple[object, ...]:
-    return target.addresses, target.master, target.db, target.tls

@@ -48,6 +48,7 @@ from kvcm.service.admin_service import build_admin_service
 from kvcm.service.cluster import ClusterSnapshot, Endpoint
 from kvcm.service.debug_service import build_debug_service
 from kvcm.service.errors import NotStarted
+from kvcm.service.farewell import farewell
 from kvcm.service.follower_metrics import FollowerSource, copies_of
 from kvcm.service.host import advertised_host, node_id
 from kvcm.service.http.app import admin_routes
@@ -224,6 +225,7 @@ class ManagerServer:
         if label is not None:
             stack.push_async_callback(label.stop)
         stack.push_async_callback(listeners.stop, DRAIN_S)
+        stack.push_async_callback(farewell, cluster, lambda: runner.stats.promotions > 0)
         stack.push_async_callback(follower.stop)
         stack.push_async_callback(runner.stop)
         stack.callback(listeners.close_health)
@@ -258,5 +260,5 @@ def _step_down_if_fenced_out(runner: LeaderRunner, event: RegistryEvent) -> None
 
 
 def _step_down(runner: LeaderRunner, whose: str) -> None:
-    _log.error("fenced_out: the %s knows a newer leader; stepping down", whose)
-    runner.demote()
+    if runner.demote():  # every change that was under way is refused; once is enough to say so
+        _log.error("fenced_out: the %s knows a newer leader; stepping down", whose)

@@ -307,6 +307,9 @@ def test_the_streams_of_instances_that_are_gone_go(desk: Desk) -> None:
         assert await stores.stored_instances(config, []) == ["i1"]
         await leader.apply({1: ()}, 1)
         assert await stores.stored_instances(config, [(config, "i1")]) == []
+        # The same Redis by another name, as another group may call it: what is in use there is in use.
+        other_name = MetaBackendConfig("redis", desk.redis.uri.replace("127.0.0.1", "localhost"))
+        assert await stores.stored_instances(config, [(other_name, "i1")]) == []
         assert desk.redis.call("EXISTS", STREAM) == 1
         assert await stores.stored_instances(config, []) == []
         assert desk.redis.call("EXISTS", STREAM) == 0
