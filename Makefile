@@ -65,6 +65,10 @@ faults: venv ## leaders are killed, stopped and suspended at 1,000,000 blocks un
 	@$(PY) -m faults --row kill,crash,demote,terminate
 	@$(PY) -m faults --row suspend --stores etcd,redis
 	@$(PY) -m faults --row kill,terminate --mode behind --rounds 20
+	@$(PY) -m faults --row stores --stores etcd,redis --blocks 100000
+	@$(PY) -m faults --row unnoticed --blocks 100000
+	@$(PY) -m faults.crash_matrix
+	@$(PY) -m faults.clocks
 
 replay-full: venv ## the whole conversation trace against an embedded manager, checked against the oracle
 	@.venv/bin/kvcm replay conversation

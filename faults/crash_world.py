@@ -33,6 +33,7 @@ from typing import Any, Final
 import grpc
 
 from faults.crash_stores import Stores, metrics_of
+from faults.fake_time import SteppedClock
 from kvcm.common.errors import NotReady
 from kvcm.service.testing import ManagerProcess
 from kvcm.service.testing_blocks import SIZE, Engine, StartedWrite, path_of
@@ -54,15 +55,17 @@ def until(true: Callable[[], bool], what: str, seconds: float = _PATIENCE_S) -> 
 
 
 class CrashWorld:
-    """`kind`: see `crash_stores.KINDS`. `nodes`: with two, the other one takes over; with one, the same is started again."""
+    """`kind`: see `crash_stores.KINDS`. `nodes`: with two, the other one takes over; with one, the same is started again. `steppable`: each manager has a wall
+    clock of its own, in `clocks`; needs libfaketime."""
 
-    def __init__(self, kind: str, folder: Path, nodes: int = 1) -> None:
+    def __init__(self, kind: str, folder: Path, nodes: int = 1, *, steppable: bool = False) -> None:
         self.kind = kind
         self.folder = folder
         self._nodes = nodes
         self._stack = ExitStack()
         self.stores = Stores(kind, folder, NAME)
         self.managers: list[ManagerProcess] = []
+        self.clocks = [SteppedClock(folder / f"clock-{number}") for number in range(nodes if steppable else 0)]
         self.kept: dict[int, str] = {}
         """Acknowledged and never removed: block -> where it must be readable."""
         self.either: dict[int, str] = {}
@@ -78,7 +81,8 @@ class CrashWorld:
         try:
             self._stack.enter_context(self.stores)
             for number in range(self._nodes):
-                self.managers.append(ManagerProcess(self._settings(number), ready_s=_START_S))
+                environ = self.clocks[number].environ if self.clocks else None
+                self.managers.append(ManagerProcess(self._settings(number), ready_s=_START_S, environ=environ))
             with ThreadPoolExecutor(self._nodes) as pool:
                 list(pool.map(self._stack.enter_context, self.managers))
             self.wait_served(instance=False)
@@ -99,11 +103,16 @@ class CrashWorld:
         return {
             **self.stores.settings,
             "kvcm.leader_elector.node_id": f"node-{number}",
-            "kvcm.leader_elector.lease_ms": str(2 * LEASE_MS if self.kind == "etcd" else LEASE_MS),
+            "kvcm.leader_elector.lease_ms": str(self.lease_ms),
             "kvcm.leader_elector.loop_interval_ms": "50",
             "kvcm.service.enable_debug_service": "true",
             "kvcm.debug.fail_points": "on",
         }
+
+    @property
+    def lease_ms(self) -> int:
+        """etcd has no shorter ones with its own defaults."""
+        return 2 * LEASE_MS if self.kind == "etcd" else LEASE_MS
 
     # -- who is there --------------------------------------------------------------------------------------------------------------------------
 

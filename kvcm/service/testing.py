@@ -28,13 +28,22 @@ class ManagerProcess(LocalAddresses):
 
     Raises NotReady with the end of the log when it does not serve within `ready_s` seconds or ends before. Ports that are not given are free ones; the
     admin gRPC service then shares the port of the meta service. `stop` and `kill` may be called inside the block. `config`: the text of a configuration
-    file, for what must not be among the arguments of a process.
+    file, for what must not be among the arguments of a process. `environ`: variables besides the caller's.
     """
 
-    def __init__(self, settings: Mapping[str, str] | None = None, *, config: str = "", python: str = sys.executable, ready_s: float = READY_S) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, str] | None = None,
+        *,
+        config: str = "",
+        python: str = sys.executable,
+        ready_s: float = READY_S,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self._settings = dict.fromkeys(_FREE_PORTS, "0") | {"kvcm.service.bind_host": LOCAL} | dict(settings or {})
         self._python = python
         self._ready_s = ready_s
+        self._environ = dict(environ or {})
         self._folder = tempfile.TemporaryDirectory(prefix="kvcm-process-")
         self._log = Path(self._folder.name, "log")
         self._port_file = Path(self._folder.name, "ports.json")
@@ -82,7 +91,7 @@ class ManagerProcess(LocalAddresses):
         pairs = [part for key, value in self._settings.items() for part in ("-e", f"{key}={value}")]
         command = [self._python, "-m", "kvcm.cli.main", "serve", "-c", str(self._config_file), "--port-file", str(self._port_file), *pairs]
         # Settings of the caller's environment would win over ours.
-        environ = {key: value for key, value in os.environ.items() if not key.lower().startswith("kvcm")}
+        environ = {key: value for key, value in os.environ.items() if not key.lower().startswith("kvcm")} | self._environ
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ)
         deadline = time.monotonic() + self._ready_s
