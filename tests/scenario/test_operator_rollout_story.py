@@ -1,81 +1,22 @@
-"""Roll-outs and sizes of a manager with three pods: followers first, the leader last and once, and what is said when something is in the way."""
+"""Roll-outs of a manager with three pods: followers first, the leader last and once, and what is said when something is in the way."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
 import pytest
 
+from kvcm.client.errors import AccessDenied
 from kvcm.common.errors import OutcomeUnknown
-from kvcm.resources.conditions import varying_parts
-from kvcm.resources.kstatus import Kstatus, kstatus
-from kvcm.resources.manager import KVCacheManagerStatus
-from kvcm_operator.runtime import RECONCILERS
-from kvcm_operator.subject import Subject
-from kvcm_operator.testing_house import House, applied_manager, group, several, storage
+from kvcm_operator.admin import Silent
+from kvcm_operator.testing_house import House, group, storage
 from kvcm_operator.testing_nodes import Nodes
-from kvcm_operator.world import MANAGER, Ref
+from kvcm_operator.testing_several import BOSS, deleted, events, is_reason, message, ready, ready_pod, run, spec
 
 pytestmark = pytest.mark.scenario
-
-BOSS = Ref(MANAGER, "default", "demo")
-SET = Ref("StatefulSet", "default", "demo")
-Story = Callable[[House, Nodes], Awaitable[None]]
-
-
-def run(story: Story, replicas: int = 3) -> None:
-    """From a manager that is ready, with `demo-0` leading."""
-
-    async def told() -> None:
-        house = House(dict(RECONCILERS))
-        nodes = house.with_nodes()
-        house.cluster.slow_stop = True
-        house.kube.put(applied_manager(**several(replicas)))
-        await house.beats(partial(ready, house))
-        assert nodes.leader == "demo-0"
-        house.kube.writes.clear()
-        await story(house, nodes)
-        for ref, body in house.kube.statuses:
-            if ref != BOSS:
-                continue
-            KVCacheManagerStatus.model_validate(body["status"])
-            for condition in body["status"]["conditions"]:
-                assert varying_parts(condition["message"]) == [], condition
-            if kstatus(body) is Kstatus.CURRENT:
-                assert body["status"]["updatedReplicas"] == body["status"]["readyReplicas"] == body["spec"]["replicas"]
-
-    asyncio.run(told())
-
-
-def ready(house: House) -> bool:
-    return house.condition(BOSS) == ("True", "Ready") and Subject(house.kube.body(BOSS)).settled
-
-
-def is_reason(house: House, reason: str) -> bool:
-    return house.condition(BOSS)[1] == reason
-
-
-def spec(house: House, **fields: Any) -> None:
-    house.kube.edit(BOSS, lambda body: body["spec"].update(fields))
-
-
-def message(house: House, kind: str = "Ready") -> str:
-    return str(Subject(house.kube.body(BOSS)).condition(kind)["message"])
-
-
-def deleted(house: House) -> list[str]:
-    return [write.removeprefix("delete Pod ") for write in house.kube.writes if write.startswith("delete Pod")]
-
-
-def events(house: House, reason: str) -> list[str]:
-    return [event.message for event in house.kube.events if event.about == BOSS and event.reason == reason]
-
-
-def sizes(house: House) -> int:
-    return int(house.kube.body(SET)["spec"]["replicas"])
 
 
 def test_followers_go_first_the_leader_is_asked_and_goes_last() -> None:
@@ -134,14 +75,6 @@ def test_the_status_names_a_new_leader_and_says_when_there_is_none() -> None:
         assert deleted(house) == []
 
     run(story)
-
-
-def ready_pod(house: House, number: int) -> bool:
-    ref = Ref("Pod", "default", f"demo-{number}")
-    if not house.kube.has(ref):
-        return False
-    body = house.kube.body(ref)
-    return "deletionTimestamp" not in body["metadata"] and any(one["status"] == "True" for one in body["status"].get("conditions", []))
 
 
 def test_a_bad_image_stops_at_the_first_follower_and_a_better_one_goes_on_there() -> None:
@@ -239,6 +172,47 @@ def test_a_lost_answer_to_the_demotion_is_looked_at_and_not_assumed() -> None:
     run(story)
 
 
+def test_a_leader_that_cannot_be_asked_is_named_and_keeps_its_pod() -> None:
+    async def story(house: House, nodes: Nodes) -> None:
+        async def refuse(what: str) -> None:
+            if what == "leader_demote":
+                raise AccessDenied("another token")
+
+        house.directory.on_call = refuse
+        spec(house, image="kvcm:2")
+        await house.beats(lambda: "cannot be asked" in message(house))
+        assert message(house) == "pod demo-0 leads and cannot be asked to give that up: the manager does not accept the operator's token"
+        for _ in range(20):
+            await house.beat(10)
+        assert "handover" not in house.status(BOSS), "nobody was asked, so nobody has to be patient"
+        house.directory.on_call = None
+        await house.beats(partial(ready, house))
+        assert deleted(house) == ["demo-2", "demo-1", "demo-0"]
+        assert nodes.demoted == ["demo-0"]
+
+    run(story)
+
+
+def test_a_manager_that_cannot_be_opened_at_all_is_not_touched() -> None:
+    """The Secret with the token is away, say."""
+
+    async def story(house: House, nodes: Nodes) -> None:
+        def closed(hosts: object, on_call: object) -> AbstractAsyncContextManager[Sequence[Any]]:
+            raise Silent("the Secret demo-admin-token does not exist")
+
+        real = nodes.connect
+        nodes.connect = closed  # type: ignore[method-assign]
+        spec(house, image="kvcm:2")
+        for _ in range(20):
+            await house.beat()
+        assert deleted(house) == []
+        assert is_reason(house, "RollingOut")
+        nodes.connect = real  # type: ignore[method-assign]
+        await house.beats(partial(ready, house))
+
+    run(story)
+
+
 def test_while_nobody_tells_who_leads_no_healthy_pod_goes() -> None:
     async def story(house: House, nodes: Nodes) -> None:
         for node in nodes.by_name.values():
@@ -265,109 +239,6 @@ def test_a_leader_that_changes_by_itself_meanwhile_is_the_one_that_goes_last() -
         await house.beats(partial(ready, house))
         assert deleted(house) == ["demo-2", "demo-0", "demo-1"]
         assert nodes.demoted == ["demo-1"]
-
-    run(story)
-
-
-def test_fewer_pods_and_the_leader_among_those_that_go() -> None:
-    async def story(house: House, nodes: Nodes) -> None:
-        nodes.elect("demo-4")
-        spec(house, replicas=3)
-        await house.beats(partial(is_reason, house, "HandingOver"))
-        assert sizes(house) == 5, "nobody goes before another one leads"
-        await house.beats(partial(ready, house))
-        assert (sizes(house), nodes.demoted, nodes.leader) == (3, ["demo-4"], "demo-0")
-        assert house.status(BOSS)["replicas"] == 3
-        assert deleted(house) == []
-        assert house.reasons(BOSS).count("DriftCorrected") == 0
-        spec(house, replicas=5)
-        await house.beats(partial(ready, house))
-        assert (sizes(house), nodes.leader, nodes.demoted) == (5, "demo-0", ["demo-4"])
-
-    run(story, replicas=5)
-
-
-def test_another_one_that_has_to_go_wins_and_is_asked_too() -> None:
-    async def story(house: House, nodes: Nodes) -> None:
-        for name in ("demo-0", "demo-1", "demo-2"):
-            nodes.by_name[name].follows = True
-        nodes.elect("demo-4")
-        spec(house, replicas=3)
-        moments = await house.beats(lambda: nodes.demoted == ["demo-4", "demo-3"])
-        assert moments < 20, "nobody had to be patient"
-        assert sizes(house) == 4
-        assert house.status(BOSS)["handover"]["attempts"] == 2
-        for name in ("demo-0", "demo-1", "demo-2"):
-            nodes.by_name[name].follows = False
-        await house.beats(partial(ready, house))
-        assert (sizes(house), nodes.leader) == (3, "demo-0")
-
-    run(story, replicas=5)
-
-
-def test_those_above_the_leader_go_before_it_is_asked() -> None:
-    async def story(house: House, nodes: Nodes) -> None:
-        nodes.elect("demo-3")
-        spec(house, replicas=3)
-        await house.once(BOSS)
-        assert (sizes(house), nodes.demoted) == (4, [])
-        await house.beats(partial(ready, house))
-        assert (sizes(house), nodes.demoted) == (3, ["demo-3"])
-        assert nodes.leader in ("demo-0", "demo-1", "demo-2")
-        assert house.reasons(BOSS).count("DriftCorrected") == 0
-
-    run(story, replicas=5)
-
-
-def test_fewer_pods_while_the_leader_stays_is_done_at_once() -> None:
-    async def story(house: House, nodes: Nodes) -> None:
-        spec(house, replicas=3)
-        await house.once(BOSS)
-        assert sizes(house) == 3
-        assert house.condition(BOSS) == ("False", "ScalingDown")
-        await house.beats(partial(ready, house))
-        assert nodes.demoted == []
-        assert events(house, "ScalingDown")[0] == "stopping the pods with the highest numbers, which the spec no longer asks for"
-
-    run(story, replicas=5)
-
-
-def test_a_new_image_and_fewer_pods_at_once() -> None:
-    async def story(house: House, nodes: Nodes) -> None:
-        nodes.elect("demo-4")
-        spec(house, replicas=3, image="kvcm:2")
-        await house.beats(partial(ready, house))
-        assert deleted(house) == ["demo-2", "demo-1", "demo-0"]
-        assert nodes.demoted == ["demo-4"]
-        assert nodes.leader in ("demo-0", "demo-1", "demo-2")
-
-    run(story, replicas=5)
-
-
-def test_stopped_and_started_again() -> None:
-    async def story(house: House, nodes: Nodes) -> None:
-        spec(house, replicas=0)
-        await house.once(BOSS)
-        assert sizes(house) == 0
-        assert house.condition(BOSS) == ("False", "ScalingDown")
-        await house.beats(partial(is_reason, house, "ScaledToZero"))
-        assert nodes.demoted == []
-        assert "leader" not in house.status(BOSS)
-        spec(house, replicas=3)
-        await house.beats(partial(ready, house))
-
-    run(story)
-
-
-def test_a_set_that_somebody_else_has_grown_is_made_small_again_without_losing_the_leader() -> None:
-    async def story(house: House, nodes: Nodes) -> None:
-        house.kube.edit(SET, lambda body: body["spec"].update(replicas=5))
-        house.cluster.step()
-        house.cluster.step()
-        nodes.elect("demo-4")
-        await house.beats(lambda: sizes(house) == 3)
-        assert nodes.demoted == ["demo-4"]
-        await house.beats(partial(ready, house))
 
     run(story)
 
