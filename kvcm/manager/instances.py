@@ -34,7 +34,9 @@ from kvcm.meta.warm import WarmIndex
 
 log = logging.getLogger("kvcm.instances")
 
-_OPEN_AT_ONCE = 8
+_OPEN_AT_ONCE = 64
+"""Connecting and raising fences: all that come that far together look for their blocks together."""
+_LOAD_AT_ONCE = 8
 _NO_KEY_LIMIT = 1 << 62
 
 OpenMetadata = Callable[[MetaBackendConfig, str], MetadataBackend]
@@ -90,6 +92,7 @@ class Instances:
         self._stores: dict[str, MetaBackendConfig] = {}
         self._broken: dict[str, str] = {}
         self._unopened: dict[str, Instance] = {}
+        self._loading = asyncio.Semaphore(_LOAD_AT_ONCE)
         """Removed while their metadata could not be opened: their blocks are still to be deleted."""
         self._usage: dict[str, UsageCounter] = {}
         self._copies: dict[str, WarmIndex] = {}
@@ -347,7 +350,8 @@ class Instances:
         try:
             await shard.index.open()
             await shard.index.raise_fence(self._leadership.epoch)
-            count = await shard.index.recover()
+            async with self._loading:
+                count = await shard.index.recover()
         except KvcmError:
             await shard.index.close()
             raise

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any
 
 from kvcm.common.errors import OutcomeUnknown, StorageError
-from kvcm.common.redis.connection import ConnectionLost, RedisConnection, error_word, glob_escaped, pack, refused
+from kvcm.common.redis.connection import ConnectionLost, RedisConnection, error_word, refused
 from kvcm.common.redis.fenced import FencedRedis, Superseded, arg
 from kvcm.common.redis.target import RedisTarget
 from kvcm.config.errors import FencedOut
@@ -28,6 +28,7 @@ from kvcm.meta.record import DamagedRecord, RecordCodec
 from kvcm.meta.redis_changes import RedisChanges
 from kvcm.meta.redis_context import RedisContext
 from kvcm.meta.redis_read import BlockUnpacker
+from kvcm.meta.redis_scan import KeyScan
 from kvcm.meta.redis_scripts import PUT_CHAIN, PUT_FIELDS
 from kvcm.meta.redis_write import PART_BLOCKS, BlockPacker
 
@@ -35,7 +36,6 @@ log = logging.getLogger("kvcm.meta.redis")
 
 _MAX_WIDE = 65_536
 _PAGE = 256
-_SCAN_COUNT = 2048
 _PAGES_UNDER_WAY = 6
 _LOAD_TIMEOUT_S = 30.0
 _REPORT_EVERY_US = 5_000_000
@@ -71,11 +71,15 @@ class RedisBackend(Direct):
         self._wide: set[int] = set()
         """Keys that may hold more fields than a block with one location has."""
         self._head = arg(self._packer.time_field) + arg(self._prefix)
+        self._scan: KeyScan | None = None
+        self._expected = True
+        context.scans.expect(target)
 
     async def open(self) -> None:
         await self._redis.reader()
 
     async def close(self) -> None:
+        self._arrived()
         await self._redis.close()
 
     async def raise_fence(self, fence: int) -> None:
@@ -85,6 +89,9 @@ class RedisBackend(Direct):
         except Superseded as error:
             raise self._fenced_out(error) from None
         await self._context.remember(self._redis, self._target, self._instance_id)
+        # Now: a walk that begins later sees all that older leaders have stored. A copy that is taken over has been loaded and needs none.
+        self._scan = self._context.scans.join(self._target, self._prefix) if self._expected else None
+        self._arrived()
 
     async def apply(self, changes: Mapping[int, Block], fence: int) -> Mapping[int, StorageError]:
         if len(changes) <= PART_BLOCKS:
@@ -127,6 +134,7 @@ class RedisBackend(Direct):
         return self._redis.start(script, self._opening(changes, fence, usual) + args, number + 9, fence, done, lambda rest: otherwise(go_on(rest)))
 
     async def read(self, keys: Collection[int]) -> Mapping[int, Block]:
+        self._arrived()
         connection = await self._reader()
         found: dict[int, Block] = {}
         wanted = list(keys)
@@ -165,8 +173,11 @@ class RedisBackend(Direct):
         """An accepted change is in Redis already. How safe it is there is a matter of Redis' own settings."""
 
     async def load(self) -> AsyncIterator[list[tuple[int, Block]]]:
+        scan, self._scan = self._scan or self._context.scans.join(self._target, self._prefix), None
+        self._arrived()
+        keys = await scan.keys(self._prefix)
+        del scan  # with what it found for others
         connection = await self._reader()
-        keys = await self._scan(connection)
         progress = self._stats.loading[self._instance_id] = [0, len(keys)]
         began = reported = self._context.monotonic_us()
         damaged = foreign = 0
@@ -258,6 +269,11 @@ class RedisBackend(Direct):
         self._stats.batches += 1
         self._stats.blocks += len(changes)
 
+    def _arrived(self) -> None:
+        if self._expected:
+            self._expected = False
+            self._context.scans.arrived(self._target)
+
     def _note_wide(self, keys: Collection[int]) -> None:
         self._wide.update(keys)
         if len(self._wide) > _MAX_WIDE:  # then every block is looked at
@@ -281,25 +297,6 @@ class RedisBackend(Direct):
             if not isinstance(reply, list) and error_word(reply) != "WRONGTYPE":
                 raise refused(reply, "to show blocks")
         return replies
-
-    async def _scan(self, connection: RedisConnection) -> array[int]:
-        """Keys of the instance's blocks. One that exists all the while is there, possibly twice."""
-        pattern = glob_escaped(self._prefix.decode()) + "*"
-        size = len(self._prefix)
-        found: array[int] = array("q")
-        cursor = b"0"
-        while True:
-            future = connection.send(pack("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT), 1, _LOAD_TIMEOUT_S)
-            ((cursor, names),) = await self._replies(future)
-            for name in names:
-                try:
-                    key = int(name[size:])
-                    if b"%d" % key == name[size:]:
-                        found.append(key)
-                except (ValueError, OverflowError):
-                    continue  # of an instance whose id begins with this one's name and ':cache_'
-            if cursor == b"0":
-                return found
 
     @staticmethod
     def _fenced_out(error: Superseded) -> FencedOut:

@@ -11,6 +11,7 @@ from kvcm.common.errors import OutcomeUnknown, StorageError
 from kvcm.common.redis.connection import RedisConnection, ask, connect, glob_escaped, pack
 from kvcm.common.redis.fenced import FencedRedis
 from kvcm.common.redis.target import RedisTarget
+from kvcm.meta.redis_scan import KeyScans
 from kvcm.meta.redis_write import RecentWrites
 
 log = logging.getLogger("kvcm.meta.redis")
@@ -60,6 +61,7 @@ class RedisContext:
         self.monotonic_us = clock.monotonic_us
         self.stats = RedisStats()
         self.recent = RecentWrites()
+        self.scans = KeyScans()
         self.on_fenced: Callable[[], None] = _nobody
         """Called when a change was refused because a newer leader has taken over: this process must step down."""
         self._cluster_name = cluster_name

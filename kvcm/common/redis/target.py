@@ -65,6 +65,11 @@ class RedisTarget:
         return self.timeout_ms / 1000
 
 
+def place_of(target: RedisTarget) -> tuple[object, ...]:
+    """Which database that is, whoever asks for it and however."""
+    return target.addresses, target.master, target.db, target.tls
+
+
 def is_redis_uri(uri: str) -> bool:
     return uri.partition("://")[0] in _SCHEMES
 
