@@ -194,7 +194,7 @@ class RedisBackend(Direct):
                     under_way.append((page, connection.send(self._commands(page), len(page), _LOAD_TIMEOUT_S)))
                 page, future = under_way.popleft()
                 blocks: list[tuple[int, Block]] = []
-                unpack = self._unpacker.unpack
+                unpacker, unpack, unusual = self._unpacker, self._unpacker.unpack, self._unpacker.unusual
                 for key, flat in zip(page, await self._replies(future), strict=True):
                     try:
                         block = unpack(flat) if isinstance(flat, list) else None
@@ -204,7 +204,9 @@ class RedisBackend(Direct):
                         blocks.append((key, block))
                         if len(block) > 1:
                             self._wide.add(key)
-                        foreign += stamp not in flat
+                        if unpacker.unusual != unusual:
+                            unusual = unpacker.unusual
+                            foreign += stamp not in flat
                     elif block is None:
                         damaged += 1
                 progress[0] += len(page)

@@ -29,108 +29,149 @@ _PLAIN = re.compile(
 )
 _KINDS = {b"%d" % kind: int(kind) for kind in StorageType if kind not in REPORTED_CODES}
 _STATES = {b"%d" % state: state for state in (Status.WRITING, Status.SERVING, Status.DELETING)}
-_URI, _HOST = 6, 7
+_CREATED, _URI, _HOST = 4, 6, 7
 _MAX_KINDS = 4096
 _MAX_HEADS = 256
 _STAMP, _PREVIOUS = b"BP#lru_time", b"BP#prev_key"
-_USUAL_ITEMS = 6
-_URI_AT = 60  # the URI begins later in every record
+_FRONT_AT = 15  # behind {"id":"01234567
+_CREATED_DIGITS = 16
+_MIN_CREATED_AT = 50
+_SPECS = b',"location_specs"'
+_END = b'"}]}'
 _PLAIN_BYTES = bytes(code for code in range(32, 127) if code not in b'"\\?')
-_PREVIOUS_KEY = struct.Struct("<q")
-_NO_CHECKSUM = bytes(8)
-_NO_PREVIOUS = bytes(16)
+_HEADER = struct.Struct("<5sQQ8sqq")  # see `location`: what records of a kind share, create time, size, id, previous key, checksum
+_new_tuple = tuple.__new__
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """`first`, `with_previous`: how the header of a location without and with a predecessor begins. `heads`: by length of the URI."""
+    """What records have in common: all between id and create time (`front`, to `created_at`), and from there to the end of the URI's host (`back`, from
+    `created_end` to `host_end`). `first`, `with_previous`: how the header of a location without and with a predecessor begins. `heads`: by length of the URI.
+    """
 
+    created_at: int
+    front: bytes
+    created_end: int
+    back: bytes
+    host_end: int
+    uri_at: int
     type_code: int
     spec: str
-    uri_at: int
     first: bytes
     with_previous: bytes
     heads: dict[int, bytes]
+
+
+_NO_KIND = _Kind(0, b"no kind", 0, b"", 0, 0, 0, "", b"", b"", {})
 
 
 class BlockUnpacker:
     def __init__(self, records: RecordCodec) -> None:
         self._records = records
         self._kinds: dict[bytes, _Kind] = {}
-        self._sizes: dict[bytes, bytes] = {}
+        self._last = _NO_KIND
+        self._sizes: dict[bytes, int] = {}
+        self.unusual = 0
+        """Blocks that were not read the quick way, which knows the layout that is written today only."""
 
     def unpack(self, flat: Sequence[bytes]) -> Block:
         """The block of a hash as HGETALL gives it; empty when it names no location. Raises DamagedRecord."""
-        if len(flat) > _USUAL_ITEMS:
-            return self._unpack_any(flat)
-        text: bytes | None = None
-        previous: bytes | None = None
-        for at in range(0, len(flat), 2):
-            name = flat[at]
-            if name == _STAMP:
-                continue
-            if name == _PREVIOUS:
-                previous = flat[at + 1]
-            elif name[:2] == b"L#" and text is None:
-                text, identity = flat[at + 1], name[2:]
+        # Redis gives the fields of a usual hash in any order.
+        previous = b""
+        if len(flat) == 6:
+            one, first, two, second, three, third = flat
+            if one == _STAMP:
+                previous, name, text, other = (second, three, third, two) if two == _PREVIOUS else (third, two, second, three)
+            elif two == _STAMP:
+                previous, name, text, other = (first, three, third, one) if one == _PREVIOUS else (third, one, first, three)
+            elif three == _STAMP:
+                previous, name, text, other = (first, two, second, one) if one == _PREVIOUS else (second, one, first, two)
             else:
                 return self._unpack_any(flat)
-        if text is None:
-            return ()
-        # {"id":"01234567","status":..,"uri":"scheme://host/... : what is alike in many records is looked up, the rest is cut out.
-        host_end = text.find(b"/", text.find(b"://", _URI_AT) + 3)
-        kind = self._kinds.get(text[15:host_end])
-        if kind is None:
-            kind = self._learn(text, host_end)
-        if kind is None or text[7:15] != identity or not identity.isalnum() or text[-4:] != b'"}]}':
+            if other != _PREVIOUS:
+                return self._unpack_any(flat)
+        elif len(flat) == 4:
+            one, first, two, second = flat
+            if one == _STAMP:
+                name, text = two, second
+            elif two == _STAMP:
+                name, text = one, first
+            else:
+                return self._unpack_any(flat)
+        else:
             return self._unpack_any(flat)
-        uri = text[kind.uri_at : -4]
-        size_at = uri.rfind(b"size=")
-        size = self._sizes.get(uri[size_at:])
+        # {"id":"01234567","status":..,"uri":"scheme://host/... : what is alike in many records is compared, the rest is cut out.
+        kind = self._last
+        if text[_FRONT_AT : kind.created_at] != kind.front or text[kind.created_end : kind.host_end] != kind.back:
+            found = self._kind_of(text)
+            if found is None:
+                return self._unpack_any(flat)
+            kind = self._last = found
+        identity, created, uri = name[2:], text[kind.created_at : kind.created_end], text[kind.uri_at : -4]
+        path, _, query = uri.partition(b"?")
+        size = self._sizes.get(query)
         if size is None:
-            size = self._learn_size(uri[size_at:])
-        if size is None or uri[size_at - 1] not in b"?&" or uri.count(b"size=") != 1 or uri.translate(None, _PLAIN_BYTES) != b"?":
-            return self._unpack_any(flat)
+            size = self._learn_size(query)
         head = kind.heads.get(len(uri))
         if head is None:
             head = self._learn_head(kind, uri)
-            if head is None:
-                return self._unpack_any(flat)
-        if previous:
-            try:
-                header = kind.with_previous + size + identity + _PREVIOUS_KEY.pack(int(previous)) + _NO_CHECKSUM
-            except (ValueError, struct.error):
-                raise DamagedRecord("the key in front of a stored block is not a number of 64 bits") from None
-        else:
-            header = kind.first + size + identity + _NO_PREVIOUS
-        return (Location(header, head + uri),)
+        if (
+            size is None
+            or head is None
+            or name[:2] != b"L#"
+            or text[:_FRONT_AT] != b'{"id":"' + identity
+            or not identity.isalnum()
+            or not created.isdigit()
+            or not text.endswith(_END)
+            or path.translate(None, _PLAIN_BYTES)
+        ):
+            return self._unpack_any(flat)
+        try:
+            if previous:
+                header = _HEADER.pack(kind.with_previous, int(created), size, identity, int(previous), 0)
+            else:
+                header = _HEADER.pack(kind.first, int(created), size, identity, 0, 0)
+        except (ValueError, struct.error):
+            raise DamagedRecord("the key in front of a stored block is not a number of 64 bits") from None
+        return (_new_tuple(Location, (header, head + uri)),)
 
-    def _learn(self, text: bytes, host_end: int) -> _Kind | None:
-        """What records have in common that are equal between their id and the end of their host; None for one that is not usual."""
-        found = _PLAIN.fullmatch(text)
-        if found is None or found.end(_HOST) != host_end:
+    def _kind_of(self, text: bytes) -> _Kind | None:
+        """None for a record that is not usual."""
+        created_end = text.find(_SPECS, _MIN_CREATED_AT)
+        host_end = text.find(b"/", text.find(b"://", created_end) + 3)
+        if created_end < 0 or host_end < 0:
             return None
-        _, status, kind, created, spec, _, host, _ = found.groups()
+        front, back = text[_FRONT_AT : created_end - _CREATED_DIGITS], text[created_end:host_end]
+        kind = self._kinds.get(front + back)
+        return self._learn(text, front, back, host_end) if kind is None else kind
+
+    def _learn(self, text: bytes, front: bytes, back: bytes, host_end: int) -> _Kind | None:
+        found = _PLAIN.fullmatch(text)
+        if found is None or found.end(_HOST) != host_end or len(found[_CREATED]) != _CREATED_DIGITS:
+            return None
+        _, status, kind, _, spec, _, host, _ = found.groups()
         if kind not in _KINDS:
             return None
         try:
-            fields = LocationFields(_STATES[status], _KINDS[kind], self._records.slot_of(host.decode()), int(created), 0, "01234567", None, 0)
+            fields = LocationFields(_STATES[status], _KINDS[kind], self._records.slot_of(host.decode()), 0, 0, "01234567", None, 0)
             name = spec.decode()
         except UnicodeDecodeError:
             return None
-        first, with_previous = (restore(item, b"").header[:13] for item in (fields, fields._replace(previous_key=0)))
+        first, with_previous = (restore(item, b"").header[:5] for item in (fields, fields._replace(previous_key=0)))
         if len(self._kinds) >= _MAX_KINDS:
             self._kinds.clear()
-        made = self._kinds[text[15:host_end]] = _Kind(fields.type_code, name, found.start(_URI), first, with_previous, {})
+        at, end = found.span(_CREATED)
+        made = self._kinds[front + back] = _Kind(at, front, end, back, host_end, found.start(_URI), fields.type_code, name, first, with_previous, {})
         return made
 
-    def _learn_size(self, text: bytes) -> bytes | None:
-        digits = text[5:]
-        if text[:5] != b"size=" or not digits.isdigit() or len(digits) > 18:
+    def _learn_size(self, query: bytes) -> int | None:
+        """What the parameters of a URI say; None where they are not usual."""
+        sizes = [part[5:] for part in query.split(b"&") if part.startswith(b"size=")]
+        if len(sizes) != 1 or query.count(b"size=") != 1 or not sizes[0].isdigit() or len(sizes[0]) > 18 or query.translate(None, _PLAIN_BYTES):
             return None
         if len(self._sizes) >= _MAX_KINDS:
             self._sizes.clear()
-        size = self._sizes[text] = int(digits).to_bytes(8, "little")
+        size = self._sizes[query] = int(sizes[0])
         return size
 
     def _learn_head(self, kind: _Kind, uri: bytes) -> bytes | None:
@@ -147,6 +188,7 @@ class BlockUnpacker:
         return head
 
     def _unpack_any(self, flat: Sequence[bytes]) -> Block:
+        self.unusual += 1
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
         common = _optional_key(fields.get(b"BP#prev_key", fields.get(b"_prev_key_")))
         found: list[tuple[str | None, Any]] = []

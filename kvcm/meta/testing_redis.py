@@ -26,13 +26,13 @@ class RedisBlocks:
         self.records = RecordCodec(encoder, lambda name: slots.setdefault(name, len(slots)))
         self.context = RedisContext(clock or SystemClock(), "test")
 
-    def location(self, number: int, previous: int | None = None, size: int = 1024) -> Location:
+    def location(self, number: int, previous: int | None = None, size: int = 1024, created_us: int | None = None) -> Location:
         """WRITING."""
         uri = f"file://nfs_01/tmp/nfs/i/tp0/{number & (1 << 64) - 1:x}_0123456789abcdef?size={size}"
         return begin_write(
             type_code=StorageType.NFS,
             storage_slot=self.records.slot_of("nfs_01"),
-            create_time_us=1_700_000_000_000_000 + number % 1000,
+            create_time_us=1_700_000_000_000_000 + number % 1000 if created_us is None else created_us,
             size=size,
             location_id=f"{number & 0xFFFFFFFF:08x}",
             previous_key=previous,

@@ -71,12 +71,12 @@ def glob_escaped(text: str) -> str:
 class _Call:
     """Who waits: a future for several replies, or somebody who is told the only one."""
 
-    __slots__ = ("deadline", "future", "missing", "replies", "told")
+    __slots__ = ("count", "deadline", "future", "replies", "told")
 
     def __init__(self, future: asyncio.Future[list[Any]] | None, told: Callable[[Any], None] | None, count: int, deadline: float) -> None:
         self.future = future
         self.told = told
-        self.missing = count
+        self.count = count
         self.replies: list[Any] = []
         self.deadline = deadline
 
@@ -157,7 +157,8 @@ class RedisConnection(asyncio.Protocol):
         reader, calls = self._reader, self._calls
         try:
             reader.feed(data)
-            while (reply := reader.gets()) is not _NO_REPLY:
+            gets = reader.gets
+            while (reply := gets()) is not _NO_REPLY:
                 if not calls:
                     raise hiredis.ProtocolError("a reply that nobody asked for")
                 call = calls[0]
@@ -165,12 +166,15 @@ class RedisConnection(asyncio.Protocol):
                     calls.popleft()
                     call.told(reply)
                     continue
-                call.replies.append(reply)
-                call.missing -= 1
-                if not call.missing:
-                    calls.popleft()
-                    if call.future is not None and not call.future.done():
-                        call.future.set_result(call.replies)
+                replies, count = call.replies, call.count
+                replies.append(reply)
+                while len(replies) < count:
+                    if (reply := gets()) is _NO_REPLY:
+                        return
+                    replies.append(reply)
+                calls.popleft()
+                if call.future is not None and not call.future.done():
+                    call.future.set_result(replies)
         except hiredis.ProtocolError:
             self.close("did not speak Redis' protocol")
 
