@@ -81,8 +81,11 @@ class Installation:
         kubectl("delete", "--ignore-not-found", "--timeout=60s", *self._names(), timeout=120)
         self._installed = False
 
-    def overlay(self, name: str, base: Path, patches: Sequence[Mapping[str, object]]) -> Path:
-        """A folder for `kubectl apply -k`: a base of the project with a few fields changed (strategic or merge patches)."""
+    def overlay(self, name: str, base: Path, patches: Sequence[Mapping[str, object]] = (), *, images: Mapping[str, str] | None = None) -> Path:
+        """A folder for `kubectl apply -k`: a base of the project with a few fields changed (strategic or merge patches).
+
+        images: name without tag, as the base has it -> `name:tag` instead.
+        """
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
         body = {
@@ -90,6 +93,7 @@ class Installation:
             "kind": "Kustomization",
             "resources": [os.path.relpath(base, folder.resolve())],
             "patches": [{"patch": yaml.safe_dump(dict(patch))} for patch in patches],
+            "images": [_other_image(old, new) for old, new in (images or {}).items()],
         }
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(body), encoding="utf-8")
         return folder
@@ -137,3 +141,8 @@ class Installation:
         shown["contexts"][0]["context"]["user"] = "kvcm-operator"
         found: dict[str, object] = shown
         return found
+
+
+def _other_image(old: str, new: str) -> dict[str, str]:
+    name, _, tag = new.rpartition(":")
+    return {"name": old, "newName": name, "newTag": tag}

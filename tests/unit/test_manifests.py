@@ -19,7 +19,8 @@ pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "manifests"
-FOLDERS = ["crds", "operator", "quickstart", "samples"]
+FOLDERS = ["crds", "operator", "quickstart", "quickstart-ha", "samples"]
+QUICKSTARTS = ["quickstart", "quickstart-ha"]
 
 
 def _documents(path: Path) -> list[dict[str, Any]]:
@@ -156,17 +157,19 @@ def _ours(folder: str) -> dict[str, Resource | KVCacheManagerResource]:
     return found
 
 
-def test_the_quickstart_is_one_of_each_and_they_belong_together() -> None:
-    resources = _ours("quickstart")
+@pytest.mark.parametrize("name", QUICKSTARTS)
+def test_the_quickstart_is_one_of_each_and_they_belong_together(name: str) -> None:
+    resources = _ours(name)
     assert sorted(resources) == ["InstanceGroup/demo", "KVCacheManager/demo", "Storage/demo"]
-    documents = _all("quickstart")
+    documents = _all(name)
     storage, group = documents["Storage/demo"]["spec"], documents["InstanceGroup/demo"]["spec"]
     assert storage["managerRef"] == group["managerRef"] == {"name": "demo"}
     assert group["storages"] == ["demo"]
 
 
-def test_the_quickstart_s_folder_is_at_one_path_everywhere() -> None:
-    documents = _all("quickstart")
+@pytest.mark.parametrize("name", QUICKSTARTS)
+def test_the_quickstart_s_folder_is_at_one_path_everywhere(name: str) -> None:
+    documents = _all(name)
     storage = documents["Storage/demo"]["spec"]
     spec, container = _pod(documents["DaemonSet/demo-folder"])
     (volume,) = spec["volumes"]
@@ -175,3 +178,40 @@ def test_the_quickstart_s_folder_is_at_one_path_everywhere() -> None:
     (mount,) = container["volumeMounts"]
     assert f"'{mount['mountPath']}'" in container["command"][-1]
     compile(container["command"][-1], "folder", "exec")
+
+
+def test_the_two_quickstarts_can_stand_side_by_side() -> None:
+    folders, images = set(), set()
+    for name in QUICKSTARTS:
+        documents = _all(name)
+        folders.add(documents["Storage/demo"]["spec"]["nfs"]["rootPath"])
+        images.add(_pod(documents["DaemonSet/demo-folder"])[1]["image"])
+        (kustomization,) = _documents(MANIFESTS / name / "kustomization.yaml")
+        assert f"Namespace/{kustomization['namespace']}" in documents
+    assert len(folders) == 2, "one folder belongs to one storage of one manager"
+    assert len(images) == 1
+
+
+def test_the_managers_reach_the_stores_that_stand_beside_them() -> None:
+    documents = _all("quickstart-ha")
+    spec = documents["KVCacheManager/demo"]["spec"]
+    assert spec["replicas"] == 3
+    named = [*spec["coordination"]["etcd"]["endpoints"], spec["metadataBackend"]["redis"]["address"]]
+    for address in named:
+        name, _, port = address.partition(":")
+        service, (_, container) = documents[f"Service/{name}"], _pod(documents[f"StatefulSet/{name}"])
+        assert service["spec"]["selector"].items() <= documents[f"StatefulSet/{name}"]["spec"]["template"]["metadata"]["labels"].items()
+        assert [entry["port"] for entry in service["spec"]["ports"]] == [int(port)] == [entry["containerPort"] for entry in container["ports"]]
+
+
+def test_the_stores_run_restricted_and_from_pinned_images() -> None:
+    documents = _all("quickstart-ha")
+    (kustomization,) = _documents(MANIFESTS / "quickstart-ha/kustomization.yaml")
+    pinned = {entry["name"]: entry["newTag"] for entry in kustomization["images"]}
+    for name in ("etcd", "redis"):
+        spec, container = _pod(documents[f"StatefulSet/{name}"])
+        assert container["image"] == name
+        assert re.fullmatch(r"v?[0-9]+\.[0-9]+\.[0-9]+", pinned[name])
+        assert (spec["securityContext"]["runAsNonRoot"], spec["securityContext"]["seccompProfile"]) == (True, {"type": "RuntimeDefault"})
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+        assert {"readinessProbe", "resources"} <= container.keys()
