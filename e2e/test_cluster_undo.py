@@ -45,6 +45,26 @@ def test_a_pid_that_now_belongs_to_another_process_is_spared(tmp_path: Path) -> 
         stranger.kill()
 
 
+def test_folders_over_which_the_nodes_of_another_cluster_mount_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_folder, place = tmp_path / "run", tmp_path / "place"
+    for folder in (run_folder, place):
+        folder.mkdir()
+    Journal(run_folder).add("folder", str(place))
+    monkeypatch.setattr("e2e.cluster.down.LINK", "lo")  # a link that is there and not ours
+    assert down(run_folder, purge=True) == []
+    assert place.is_dir()
+
+
+def test_an_empty_folder_that_was_made_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_folder, place = tmp_path / "run", tmp_path / "place"
+    for folder in (run_folder, place):
+        folder.mkdir()
+    Journal(run_folder).add("folder", str(place))
+    monkeypatch.setattr("e2e.cluster.down.LINK", "no-such-link")
+    assert down(run_folder, purge=True) == [f"folder {place}"]
+    assert not place.exists()
+
+
 _START = """
 import sys; from pathlib import Path
 from e2e.cluster.journal import Journal

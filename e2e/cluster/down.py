@@ -39,7 +39,8 @@ def down(folder: Path, *, purge: bool) -> list[str]:
         _undo(f"link {name}", partial(_link_exists, name, folder), partial(_remove_link, name), gone, left)
     for path in map(Path, _names(journal, "cgroup")):
         _undo(f"cgroup {path}", path.is_dir, partial(_remove_cgroup, path), gone, left)
-    for path in map(Path, reversed(_names(journal, "folder"))):
+    folders = [] if _others_nodes() else [Path(name) for name in reversed(_names(journal, "folder"))]
+    for path in folders:
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
             gone.append(f"folder {path}")
@@ -110,6 +111,11 @@ def _link_exists(name: str, folder: Path) -> bool:
     except OSError:
         return False
     return alias in ("", str(folder))  # without a name it was not yet finished; with another one it belongs to another cluster
+
+
+def _others_nodes() -> bool:
+    """Do the nodes of another cluster run here? They mount over these folders, and a mount ends in every namespace with the folder below it."""
+    return (Path("/sys/class/net") / LINK).exists()
 
 
 def _remove_link(name: str) -> None:
