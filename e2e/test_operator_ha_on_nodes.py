@@ -185,7 +185,8 @@ def _scaled(house: House) -> None:
         assert new.pod in ("demo-0", "demo-1", "demo-2")
         gone = [event.name for event in house.leadership.pods_since(began, "DELETED")]
         assert sorted(gone) == ["demo-3", "demo-4"]
-        assert house.leadership.epochs()[-2:] == [old.epoch, new.epoch], "leadership changed once"
+        between = [epoch for epoch in house.leadership.epochs() if old.epoch < epoch < new.epoch]
+        assert len(between) <= 1, "only the other one that had to go may have led for a moment"
 
 
 @contextmanager
