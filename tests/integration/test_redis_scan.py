@@ -108,7 +108,7 @@ def test_one_who_goes_away_does_not_end_the_walk_of_the_others_and_the_last_one_
         target = parse_target(redis.uri)
         prefixes = [b"kvcache:instance_a:cache_", b"kvcache:instance_b:cache_", b"kvcache:instance_c:cache_"]
         scans.expect(target)
-        scan = [scans.join(target, prefix) for prefix in prefixes][0]
+        scan, *_ = [scans.join(target, prefix) for prefix in prefixes]
         asking = [asyncio.ensure_future(scan.keys(prefix)) for prefix in prefixes[:2]]
         await asyncio.sleep(0)
         asking[0].cancel()
