@@ -10,9 +10,7 @@ Whatever a library raises becomes one of the two here, so that reconcilers have 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter as Tally
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from kvcm.client.admin_client import AdminCallFailed, ClusterInfo
@@ -25,7 +23,6 @@ from kvcm_operator.plan_storage import StorageCall
 from kvcm_operator.world import AdminApi
 
 CALL_TIMEOUT_S = 15.0
-_COPIES = "follower.copies"
 
 _T = TypeVar("_T")
 
@@ -42,14 +39,6 @@ class Refused(AdminTrouble):
     def __init__(self, message: str, *, permanent: bool) -> None:
         super().__init__(message)
         self.permanent = permanent
-
-
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """`warm`: complete, so that its node can take over at once. `filling`: still being read from the store."""
-
-    warm: int
-    filling: int
 
 
 class Speaker:
@@ -70,14 +59,6 @@ class Speaker:
 
     async def cluster(self) -> ClusterInfo:
         return await _said(self._admin.cluster_info())
-
-    async def copies(self) -> Copies:
-        """Of the indexes of instances, on this node while it follows."""
-        found = Tally[str]()
-        for sample in (await _said(self._admin.metrics())).samples:
-            if sample.name == _COPIES and isinstance(sample.value, (int, float)):
-                found[sample.tags.get("state", "")] += round(sample.value)
-        return Copies(warm=found["warm"], filling=found["filling"])
 
     async def step_down(self, keep_out_ms: int) -> bool:
         """Ask this node to give up leadership, and to stay out of elections for so long. False when it does not lead, so nothing was done.

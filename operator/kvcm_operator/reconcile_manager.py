@@ -109,8 +109,7 @@ class _Work:
             self.touched = await stop_all(subject, self._manager, self._world)
             raise _Moving(fleet)
         if self._elects and not self._outside:
-            moving = fleet.updated < len(fleet.living) or self._manager.spec.replicas < fleet.size
-            heard = await hear(subject, self._world, fleet, moving=moving)
+            heard = await hear(subject, self._world, fleet)
             self._leader, self._cold = heard.leader, heard.cold
         wanted = size(self._manager.spec.replicas, fleet, self._leader)
         storages = await kube.list(STORAGE, subject.ref.namespace)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
+from kvcm.client.admin_types import ClusterInfo
 from kvcm.common.errors import KvcmError
 from kvcm.resources.conditions import Reason
 from kvcm_operator.admin import AdminTrouble, Speaker
@@ -22,39 +21,36 @@ from kvcm_operator.rollout_handover import KEEP_OUT_MS, Handover
 from kvcm_operator.rollout_leader import Leadership, leadership
 from kvcm_operator.rollout_warm import cold
 from kvcm_operator.subject import Subject
-from kvcm_operator.world import KubeForbidden, Ref, World
+from kvcm_operator.world import AdminApi, KubeForbidden, Ref, World
 
 ASK_S = 3.0
 MAX_ASKED = 64
-_T = TypeVar("_T")
 _log = logging.getLogger("kvcm.operator.rollout")
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What the pods say. `cold`: those that could not take over at once; asked only while pods have to go."""
+    """What the pods say. `cold`: those that could not take over at once."""
 
     leader: Leadership
-    cold: frozenset[str] = frozenset()
+    cold: frozenset[str]
 
 
-async def hear(subject: Subject, world: World, fleet: Fleet, *, moving: bool) -> Heard:
-    """Ask every pod that can be asked, all at once. `moving`: pods have to go. Raises KubeForbidden."""
+async def hear(subject: Subject, world: World, fleet: Fleet) -> Heard:
+    """Ask every pod that can be asked, all at once. Raises KubeForbidden."""
     asked = [node for node in fleet.living if node.host][:MAX_ASKED]
-    if not asked:
-        return Heard(leadership(fleet, {}))
-    try:
-        async with world.admin.connect_nodes(subject.ref.namespace, subject.ref.name, [node.host for node in asked], admin_port(subject)) as apis:
-            speakers = {node.name: Speaker(api) for node, api in zip(asked, apis, strict=True)}
-            words = await _all({name: speaker.cluster() for name, speaker in speakers.items()})
-            leader = leadership(fleet, words)
-            heirs = [node.name for node in asked if node.ready and not node.outdated and node.name != leader.pod] if moving else []
-            return Heard(leader, cold(fleet, await _all({name: speakers[name].copies() for name in heirs})))
-    except KubeForbidden:
-        raise
-    except KvcmError as error:
-        _log.warning("pods_not_asked manager=%s/%s: %s", subject.ref.namespace, subject.ref.name, error.message)
-        return Heard(leadership(fleet, {}))
+    words: dict[str, ClusterInfo] = {}
+    if asked:
+        try:
+            async with world.admin.connect_nodes(subject.ref.namespace, subject.ref.name, [node.host for node in asked], admin_port(subject)) as apis:
+                answers = await asyncio.gather(*map(_word, apis))
+        except KubeForbidden:
+            raise
+        except KvcmError as error:
+            _log.warning("pods_not_asked manager=%s/%s: %s", subject.ref.namespace, subject.ref.name, error.message)
+        else:
+            words = {node.name: info for node, info in zip(asked, answers, strict=True) if info is not None}
+    return Heard(leadership(fleet, words), cold(fleet, words))
 
 
 async def carry_out(subject: Subject, world: World, found: Plan, before: Handover | None) -> Plan:
@@ -88,15 +84,9 @@ async def _demote(subject: Subject, world: World, found: Plan, node: Node, befor
     return replace(found, again_s=LOOK_S, handover=found.handover if stepped else before)
 
 
-async def _all(questions: Mapping[str, Awaitable[_T]]) -> dict[str, _T]:
-    """The answers that came in time, of those that were asked at once."""
-    answers = await asyncio.gather(*map(_in_time, questions.values()))
-    return {name: answer for name, answer in zip(questions, answers, strict=True) if answer is not None}
-
-
-async def _in_time(answer: Awaitable[_T]) -> _T | None:
+async def _word(api: AdminApi) -> ClusterInfo | None:
     try:
         async with asyncio.timeout(ASK_S):
-            return await answer
+            return await Speaker(api).cluster()
     except (AdminTrouble, TimeoutError):
         return None

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcm_operator.admin import Copies
+from kvcm.client.admin_types import ClusterInfo, CopyState
 from kvcm_operator.rollout_fleet import Fleet
 
-BEGINS_S = 5.0
-"""A pod that has just become ready may not have looked yet which instances there are."""
 PATIENCE_S = 600.0
+_NOT_YET = (CopyState.COLD, CopyState.LOADING)
 
 
-def cold(fleet: Fleet, copies: Mapping[str, Copies]) -> frozenset[str]:
-    """Names of pods. `copies`: what followers tell; one that does not tell is not waited for."""
-    return frozenset(node.name for node in fleet.living if node.ready and node.name in copies and _is_cold(copies[node.name], node.ready_for_s))
+def cold(fleet: Fleet, words: Mapping[str, ClusterInfo]) -> frozenset[str]:
+    """Names of pods, by their own words. One that does not tell is not waited for."""
+    young = (node.name for node in fleet.living if node.ready and node.ready_for_s < PATIENCE_S and node.name in words)
+    return frozenset(name for name in young if _state(words[name]) in _NOT_YET)
 
 
-def _is_cold(copies: Copies, ready_for_s: float) -> bool:
-    if copies.filling:
-        return ready_for_s < PATIENCE_S
-    return not copies.warm and ready_for_s < BEGINS_S
+def _state(info: ClusterInfo) -> CopyState:
+    own = next((node for node in info.nodes if node.endpoint.node_id == info.self_node_id), None)
+    return own.copies.state if own is not None and own.copies is not None else CopyState.UNKNOWN

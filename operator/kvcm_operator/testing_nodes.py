@@ -12,7 +12,7 @@ from typing import Any
 
 from kvcm.client.admin_client import ManagerUnreachable
 from kvcm.client.admin_testing import FakeAdmin
-from kvcm.client.admin_types import ClusterInfo, Health, MetricSample, MetricsReport, NodeEndpoint, NodeRole, NodeState
+from kvcm.client.admin_types import ClusterInfo, CopyState, Health, NodeCopies, NodeEndpoint, NodeRole, NodeState
 from kvcm.common.clock import FakeClock
 from kvcm.common.errors import NotLeader, NotReady
 from kvcm_operator.testing import FakeDirectory, FakeKube
@@ -41,10 +41,6 @@ class FakeNode:
     async def check_health(self) -> Health:
         nodes = self._nodes
         return Health(bool(nodes.leader) and (nodes.serves or nodes.leader != self.name), nodes.leader == self.name, 0)
-
-    async def metrics(self) -> MetricsReport:
-        samples = (MetricSample("follower.copies", 1.0, {"state": "filling" if self.filling else "warm"}), MetricSample("follower.blocks", 5.0, {}))
-        return MetricsReport(0, samples, "")
 
     async def campaign_delay_ms(self) -> int:
         return self.delay_ms
@@ -112,7 +108,12 @@ class Nodes:
         self.leader, self.serves = "", False
 
     def states(self) -> tuple[NodeState, ...]:
-        return tuple(NodeState(NodeEndpoint(name, "", 0, 0, 0, 0, ""), self._role(name), self.epoch if name == self.leader else 0) for name in self.by_name)
+        return tuple(self._state(name, node) for name, node in self.by_name.items())
+
+    def _state(self, name: str, node: FakeNode) -> NodeState:
+        leads = name == self.leader
+        copies = None if leads else NodeCopies(CopyState.LOADING if node.filling else CopyState.WARM)
+        return NodeState(NodeEndpoint(name, "", 0, 0, 0, 0, ""), self._role(name), self.epoch if leads else 0, copies)
 
     def connect(self, hosts: Sequence[str], on_call: Callable[[str], Any] | None) -> AbstractAsyncContextManager[Sequence[Any]]:
         return self._connect(hosts, on_call)

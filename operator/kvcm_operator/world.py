@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from kvcm.client.admin_client import ClusterInfo, Health
-from kvcm.client.admin_types import GroupView, MetricsReport, StorageView
+from kvcm.client.admin_types import GroupView, StorageView
 from kvcm.common.clock import Clock
 from kvcm.common.errors import KvcmError
 from kvcm.config.model import Instance, InstanceGroup
@@ -137,8 +137,6 @@ class AdminApi(Protocol):
     async def cluster_info(self) -> ClusterInfo: ...
 
     async def check_health(self) -> Health: ...
-
-    async def metrics(self) -> MetricsReport: ...
 
     async def campaign_delay_ms(self) -> int: ...
 

@@ -97,7 +97,7 @@ def test_a_new_image_and_a_smaller_size_on_real_managers(tmp_path: Path) -> None
     async def leader(house: House) -> str:
         subject = Subject(house.kube.body(BOSS))
         pods = await house.kube.list("Pod", "default")
-        heard = await hear(subject, house.world, fleet_of(house.kube.body(SET), pods, house.clock.wall_us()), moving=True)
+        heard = await hear(subject, house.world, fleet_of(house.kube.body(SET), pods, house.clock.wall_us()))
         assert heard.leader.serves
         return heard.leader.pod
 

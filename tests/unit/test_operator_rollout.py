@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvcm.client.admin_types import ClusterInfo, NodeEndpoint, NodeRole, NodeState
+from kvcm.client.admin_types import ClusterInfo, CopyState, NodeCopies, NodeEndpoint, NodeRole, NodeState
 from kvcm.resources.conditions import Reason
-from kvcm_operator.admin import Copies
 from kvcm_operator.children_pods import CONFIG_HASH
 from kvcm_operator.rollout import plan
 from kvcm_operator.rollout_fleet import Fleet, Node, fleet_of
@@ -200,22 +199,22 @@ def test_a_memory_survives_the_status() -> None:
 
 
 @pytest.mark.parametrize(
-    ("copies", "ready_for_s", "is_cold"),
+    ("state", "ready_for_s", "is_cold"),
     [
-        (Copies(warm=2, filling=1), 30.0, True),
-        (Copies(warm=0, filling=1), 599.0, True),
-        (Copies(warm=0, filling=1), 601.0, False),
-        (Copies(warm=3, filling=0), 0.0, False),
-        (Copies(warm=0, filling=0), 4.0, True),  # it may not have begun
-        (Copies(warm=0, filling=0), 6.0, False),  # there is nothing to follow
-        (Copies(warm=0, filling=0), math.inf, False),
-        (None, 1.0, False),
+        (CopyState.COLD, 1.0, True),
+        (CopyState.LOADING, 599.0, True),
+        (CopyState.LOADING, 601.0, False),
+        (CopyState.LOADING, math.inf, False),
+        (CopyState.WARM, 0.0, False),
+        (CopyState.UNKNOWN, 0.0, False),
+        (None, 0.0, False),
     ],
 )
-def test_a_pod_that_still_reads_is_cold_for_a_while(copies: Copies | None, ready_for_s: float, is_cold: bool) -> None:
+def test_a_pod_that_still_reads_is_cold_for_a_while(state: CopyState | None, ready_for_s: float, is_cold: bool) -> None:
     pods = fleet(replace(node(0), ready_for_s=ready_for_s), replace(node(1), ready=False), replace(node(2), stopping=True))
-    told = dict.fromkeys(("demo-1", "demo-2"), Copies(0, 1)) | ({"demo-0": copies} if copies else {})
-    assert cold(pods, told) == ({"demo-0"} if is_cold else set())
+    copies = {0: NodeCopies(state) if state is not None else None, 1: NodeCopies(CopyState.COLD), 2: NodeCopies(CopyState.COLD)}
+    words = {info.self_node_id: replace(info, nodes=(replace(info.nodes[0], copies=copies[number]),)) for number, info in enumerate(map(word, range(3)))}
+    assert cold(pods, words) == ({"demo-0"} if is_cold else set())
 
 
 @pytest.mark.parametrize(("names", "replaced"), [((), "demo-1"), (("demo-2",), None), (("demo-0",), "demo-1"), (("demo-1",), "demo-1")])
