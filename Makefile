@@ -62,13 +62,15 @@ bench-redis: venv ## what metadata in Redis costs a write and a start, as ratios
 	@$(PY) -m benchmarks.redis_recovery
 
 faults: venv ## leaders are killed, stopped and suspended at 1,000,000 blocks under load (about an hour; needs etcd, redis-server and a quiet machine)
-	@$(PY) -m faults --row kill,crash,demote,terminate
-	@$(PY) -m faults --row suspend --stores etcd,redis
-	@$(PY) -m faults --row kill,terminate --mode behind --rounds 20
-	@$(PY) -m faults --row stores --stores etcd,redis --blocks 100000
-	@$(PY) -m faults --row unnoticed --blocks 100000
-	@$(PY) -m faults.crash_matrix
-	@$(PY) -m faults.clocks
+	@status=0; \
+	$(PY) -m faults --row kill,crash,demote,terminate || status=1; \
+	$(PY) -m faults --row suspend --stores etcd,redis || status=1; \
+	$(PY) -m faults --row kill,terminate --mode behind --rounds 20 || status=1; \
+	$(PY) -m faults --row stores --stores etcd,redis --blocks 100000 || status=1; \
+	$(PY) -m faults --row unnoticed --blocks 100000 || status=1; \
+	$(PY) -m faults.crash_matrix || status=1; \
+	$(PY) -m faults.clocks || status=1; \
+	exit $$status  # all of it runs, whatever the parts before found
 
 replay-full: venv ## the whole conversation trace against an embedded manager, checked against the oracle
 	@.venv/bin/kvcm replay conversation

@@ -26,6 +26,7 @@ _RECENT = 400
 _FIRST_KEY = 1 << 40
 _WRITER_STRIDE = 1 << 32
 _STALE_S = 60.0
+_LOAD_TRIES = 10
 
 
 class Load:
@@ -185,28 +186,39 @@ def nothing_happened(error: ClientError) -> bool:
 
 
 async def load_blocks(house: House, ledger: Ledger, count: int, batch: int = 2000) -> float:
-    """Blocks `first` ... through StartWrite and FinishWrite in large batches, two under way. Returns seconds."""
+    """Blocks `first` ... through StartWrite and FinishWrite in large batches. Returns seconds.
+
+    On a machine without spare CPU a leader may lose its lease meanwhile: a session that went with it is begun anew.
+    """
     began = time.monotonic()
     loaded = ledger.loaded
-    config = house.client_config(call_ms=60_000)
-    async with await AsyncMetaClient.connect(config) as client:
-
-        async def start(first: int) -> tuple[WriteLocation, int]:
-            size = min(batch, count - first)
-            keys = range(loaded.first + first, loaded.first + first + size)
-            return await client.start_write(keys, write_timeout_seconds=600), size
-
-        coming = asyncio.create_task(start(0))
-        for first in range(0, count, batch):
-            session, size = await coming
-            if first + batch < count:
-                coming = asyncio.create_task(start(first + batch))
-            if len(session.locations) != size:
-                raise RuntimeError(f"{size - len(session.locations)} blocks were there before they were loaded")
-            await client.finish_write(session.write_session_id, [True] * size)
-            loaded.append(location.uri("tp0") for location in session.locations)
+    async with await AsyncMetaClient.connect(house.client_config(call_ms=60_000)) as client:
+        for first in range(loaded.first, loaded.first + count, batch):
+            keys = list(range(first, min(first + batch, loaded.first + count)))
+            for attempt in range(_LOAD_TRIES):
+                try:
+                    uris = await _load_batch(client, keys)
+                except ClientError:
+                    if attempt == _LOAD_TRIES - 1:
+                        raise
+                else:
+                    if all(uris):  # else some are still on their way out, with the session that was lost
+                        loaded.append(uris)
+                        break
+                await asyncio.sleep(1)
+            else:
+                raise TimeoutError(f"blocks {keys[0]} to {keys[-1]} could not be loaded")
     loaded.seal(ledger.breaches)
     return time.monotonic() - began
+
+
+async def _load_batch(client: AsyncMetaClient, keys: list[int]) -> list[str]:
+    session = await client.start_write(keys, write_timeout_seconds=600)
+    await client.finish_write(session.write_session_id, [True] * len(session.locations))
+    if len(session.locations) < len(keys):  # an attempt before this one was carried out after all
+        found = await client.match_location(QueryType.BATCH_GET, keys)
+        return [location.uri("tp0") for location in found.locations]
+    return [location.uri("tp0") for location in session.locations]
 
 
 async def verify(house: House, ledger: Ledger, keys: list[int], batch: int = 4096) -> None:
