@@ -9,7 +9,7 @@ from kvcm.common.clock import Clock
 from kvcm.common.errors import NotFound
 from kvcm_operator.kube_transport import Transport
 from kvcm_operator.subject import mapping
-from kvcm_operator.world import Json
+from kvcm_operator.world import Json, KubeForbidden
 
 ASK_AGAIN_US = 600 * 1_000_000
 # Kind -> its group, and the versions to use, best first.
@@ -23,7 +23,7 @@ class Versions:
         self._known: dict[str, tuple[str, int]] = {}
 
     async def of(self, kind: str) -> str | None:
-        """The apiVersion of a kind that moved, None for all others. Raises what the transport raises, but NotFound."""
+        """The apiVersion of a kind that moved, None for all others. Raises what the transport raises, but NotFound and KubeForbidden."""
         if kind not in _MOVED:
             return None
         now = self._clock.monotonic_us()
@@ -36,8 +36,8 @@ class Versions:
     async def _served(self, group: str) -> set[str]:
         try:
             answer: Json = await self._transport.request("GET", f"/apis/{group}")
-        except NotFound:
-            return set()
+        except (NotFound, KubeForbidden):
+            return set()  # whoever may not ask takes the newest one
         return {str(mapping(item).get("version")) for item in answer.get("versions") or []}
 
 

@@ -161,6 +161,9 @@ def _discovery(parts: list[str], leaving: Collection[str], unlisted: Collection[
             group, version = prefix.split("/")[2:]
             found.append({"name": group, "versions": [{"version": version}], "preferredVersion": {"version": version}})
         return {"groups": found}
+    if len(parts) == 2 and parts[0] == "apis":
+        versions = [prefix.split("/")[3] for prefix in groups if prefix.split("/")[2] == parts[1]]
+        return {"kind": "APIGroup", "name": parts[1], "versions": [{"version": version} for version in versions]} if versions else None
     prefix = "/" + "/".join(parts)
     if prefix != "/api/v1" and prefix not in groups:
         return None

@@ -11,7 +11,7 @@ from kvcm.common.clock import FakeClock
 from kvcm.common.errors import NotFound
 from kvcm_operator.kube import HttpKube
 from kvcm_operator.kube_versions import ASK_AGAIN_US
-from kvcm_operator.world import Json, Ref
+from kvcm_operator.world import Json, KubeForbidden, Ref
 
 pytestmark = pytest.mark.unit
 
@@ -31,6 +31,8 @@ class Server:
         if path == "/apis/policy":
             if not self.versions:
                 raise NotFound("no such group")
+            if self.versions == ("hidden",):
+                raise KubeForbidden("not for you")
             return {"versions": [{"groupVersion": f"policy/{version}", "version": version} for version in self.versions]}
         if path.split("/")[3] not in self.versions or (method == "GET" and self.stored is None):
             raise NotFound("not found")
@@ -71,6 +73,15 @@ def test_a_cluster_that_is_upgraded_is_asked_again() -> None:
         server.versions = ("v1",)
         clock.advance_us(ASK_AGAIN_US + 1)
         await kube.replace(BUDGET)
+        assert server.calls[-1][1].startswith("/apis/policy/v1/")
+
+    asyncio.run(story())
+
+
+def test_whoever_may_not_ask_takes_the_newest_version() -> None:
+    async def story() -> None:
+        server = Server("hidden")
+        assert await HttpKube(server, FakeClock()).get(Ref("PodDisruptionBudget", "n", "b")) is None
         assert server.calls[-1][1].startswith("/apis/policy/v1/")
 
     asyncio.run(story())
