@@ -16,19 +16,26 @@ DEFAULT_WAIT_S = 10.0
 
 
 class Ticket:
-    """One holder; those who wait for any of its keys wait for it."""
+    """One holder; those who wait for any of its keys wait for it.
 
-    __slots__ = ("_done",)
+    Danger: a wait may begin when the holder has ended already, since a task takes its first step later than it is made. Nobody would wake it then.
+    """
+
+    __slots__ = ("_done", "_released")
 
     def __init__(self) -> None:
         self._done: asyncio.Event | None = None
+        self._released = False
 
     async def wait(self) -> None:
+        if self._released:
+            return
         if self._done is None:
             self._done = asyncio.Event()
         await self._done.wait()
 
     def release(self) -> None:
+        self._released = True
         if self._done is not None:
             self._done.set()
 

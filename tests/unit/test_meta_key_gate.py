@@ -116,3 +116,18 @@ def test_no_keys_need_no_gate() -> None:
             assert len(gate) == 1
 
     asyncio.run(story())
+
+
+def test_a_holder_that_ends_before_the_wait_for_it_has_begun_wakes_whoever_waits() -> None:
+    async def story() -> None:
+        gate = KeyGate(wait_s=3600.0)
+        first = await gate.acquire([1])
+        second = asyncio.ensure_future(gate.acquire([1]))
+        await asyncio.sleep(0)
+        # It has seen the holder, and the task that waits has not taken its first step.
+        gate.release([1], first)
+        async with asyncio.timeout(10):
+            gate.release([1], await second)
+        assert len(gate) == 0
+
+    asyncio.run(story())
