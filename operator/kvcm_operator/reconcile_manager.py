@@ -27,7 +27,7 @@ from kvcm_operator.rollout import LOOK_S, plan
 from kvcm_operator.rollout_act import carry_out, hear
 from kvcm_operator.rollout_fleet import Fleet, fleet_of
 from kvcm_operator.rollout_handover import remembered
-from kvcm_operator.rollout_leader import Leadership
+from kvcm_operator.rollout_leader import Leadership, aged
 from kvcm_operator.scale import Size, size
 from kvcm_operator.serving import SILENT, ask
 from kvcm_operator.subject import Subject
@@ -110,7 +110,7 @@ class _Work:
             raise _Moving(fleet)
         if self._elects and not self._outside:
             heard = await hear(subject, self._world, fleet)
-            self._leader, self._cold = heard.leader, heard.cold
+            self._leader, self._cold = aged(heard.leader, subject.status, self._world.clock.wall_us()), heard.cold
         wanted = size(self._manager.spec.replicas, fleet, self._leader)
         storages = await kube.list(STORAGE, subject.ref.namespace)
         self._volumes = volumes(subject.ref.name, storages, await kube.get(self._set_ref))

@@ -30,6 +30,8 @@ ASKED = "the leader was asked to step down before its pod goes; another one is w
 IN_VAIN = "the leader was asked to step down before its pod goes, and no other one took over; its pod is left alone and it is asked again later"
 LOOK_S = 1.0
 """While others are expected to act within moments."""
+STUCK_S = 60.0
+"""A leader that does not serve for so long is not waited for any more when it has to go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +81,17 @@ def _with_leader(wanted: int, fleet: Fleet, leader: Leadership, outdated: list[N
     leaving = surplus(wanted, fleet)
     if not leader.known:
         return _keeping(Plan(moving, f"{_waits(moving)}: {leader.why}", again_s=LOOK_S), before)
-    if not leader.pod or not leader.serves:
+    node = fleet.living_node(leader.pod)
+    must_go = node is not None and (node.outdated or node in leaving)
+    # A leader that has to go anyway, and never comes to serving, may be what the new template repairs.
+    stuck = must_go and not leader.serves and leader.led_for_s > STUCK_S
+    if not leader.pod or not (leader.serves or stuck):
         return _between_leaders(moving, leader, before, wall_us, quick=len(leaving) + 1 if leaving else 1)
-    followers = [node for node in outdated if node.name != leader.pod]
+    followers = [one for one in outdated if one.name != leader.pod]
     if followers:
         return _replace(followers[-1])
-    node = fleet.living_node(leader.pod)
     heirs = [one for one in fleet.living if one.ordinal < wanted and one.ready and not one.outdated and one.name != leader.pod]
-    if node is None or not (node.outdated or node in leaving) or not heirs:
+    if node is None or not must_go or not heirs:
         return _keeping(Plan(moving, ROLLING if outdated else STOPPING, again_s=LOOK_S), before)
     now = turn(leader, before, wall_us, quick=len(leaving) + 1 if leaving else 1)
     reason, message = (Reason.HANDOVER_FAILED, IN_VAIN) if now.failed else (Reason.HANDING_OVER, ASKED)
@@ -95,7 +100,7 @@ def _with_leader(wanted: int, fleet: Fleet, leader: Leadership, outdated: list[N
 
 def _between_leaders(moving: Reason, leader: Leadership, before: Handover | None, wall_us: int, quick: int) -> Plan:
     if before is None:
-        why = "a pod has won and is taking over" if leader.pod else "no pod leads"
+        why = "the pod that leads does not serve yet, or does not answer" if leader.pod else "no pod leads"
         return Plan(moving, f"{_waits(moving)}: {why}", again_s=LOOK_S)
     if in_vain(before, wall_us, quick):
         return Plan(Reason.HANDOVER_FAILED, IN_VAIN, again_s=LOOK_S, handover=before)

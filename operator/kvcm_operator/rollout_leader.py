@@ -7,10 +7,12 @@ silence is not absence: "nobody leads" needs every ready pod's word.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvcm.client.admin_types import ClusterInfo, NodeRole
 from kvcm_operator.rollout_fleet import Fleet
+from kvcm_operator.subject import mapping, seconds_since
+from kvcm_operator.world import Json
 
 SILENT = "not every pod tells who leads, and none that does names a leader"
 CONTESTED = "pods name different leaders of the same epoch"
@@ -18,13 +20,25 @@ CONTESTED = "pods name different leaders of the same epoch"
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """`known`: it can be told; otherwise `why` not. `pod`: who leads, empty when nobody does. `serves`: it has taken over and answers requests."""
+    """`known`: it can be told; otherwise `why` not. `pod`: who leads, empty when nobody does. `serves`: it has taken over and answers requests.
+
+    `led_for_s`: since this term was first seen, as far as the status tells.
+    """
 
     known: bool
     pod: str = ""
     epoch: int = 0
     serves: bool = False
     why: str = ""
+    led_for_s: float = 0.0
+
+
+def aged(leader: Leadership, status: Json, wall_us: int) -> Leadership:
+    """With what the status of the manager tells about how long this term lasts."""
+    told = mapping(status.get("leader"))
+    if not leader.pod or (told.get("pod"), told.get("epoch") or 0) != (leader.pod, leader.epoch):
+        return leader
+    return replace(leader, led_for_s=seconds_since(str(told.get("since") or ""), wall_us))
 
 
 def leadership(fleet: Fleet, words: Mapping[str, ClusterInfo]) -> Leadership:

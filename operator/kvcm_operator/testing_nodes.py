@@ -22,7 +22,10 @@ _OF_A_NODE = ("cluster_info", "check_health", "campaign_delay_ms", "set_campaign
 
 
 class FakeNode:
-    """One pod's manager. `silent`: it answers nobody. `follows`: it never stands for election. `filling`: it still reads block metadata."""
+    """One pod's manager. `silent`: it answers nobody. `follows`: it never stands for election. `filling`: it still reads block metadata.
+
+    `stuck`: it never comes to serving.
+    """
 
     def __init__(self, nodes: Nodes, name: str, uid: str) -> None:
         self._nodes = nodes
@@ -31,6 +34,7 @@ class FakeNode:
         self.silent = False
         self.follows = False
         self.filling = False
+        self.stuck = False
         self.delay_ms = 0
         self.left_at_us: int | None = None
 
@@ -90,7 +94,7 @@ class Nodes:
         if self.leader and self.leader not in self.by_name:
             self.depose()
         if self.leader:
-            self.serves = True
+            self.serves = not self.by_name[self.leader].stuck
             return
         now = self.clock.monotonic_us()
         for name in sorted(self.by_name):

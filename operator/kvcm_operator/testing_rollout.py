@@ -12,8 +12,10 @@ from kvcm.client.admin_types import ClusterInfo, NodeEndpoint, NodeRole, NodeSta
 from kvcm_operator.rollout import Plan, plan
 from kvcm_operator.rollout_fleet import Fleet, Node
 from kvcm_operator.rollout_handover import Handover
-from kvcm_operator.rollout_leader import Leadership, leadership
+from kvcm_operator.rollout_leader import Leadership, aged, leadership
 from kvcm_operator.scale import size
+from kvcm_operator.subject import timestamp
+from kvcm_operator.world import Json
 
 NAME = "demo"
 _START_US = 1_700_000_000_000_000
@@ -21,7 +23,10 @@ _START_US = 1_700_000_000_000_000
 
 @dataclass(slots=True)
 class ModelPod:
-    """`revision`: of its template. `broken`: it never becomes ready. `follows`: it never stands for election. `cold`: it could not take over at once."""
+    """`revision`: of its template. `broken`: it never becomes ready. `follows`: it never stands for election. `cold`: it could not take over at once.
+
+    `stuck`: it may lead and never serves.
+    """
 
     ordinal: int
     revision: int
@@ -33,6 +38,7 @@ class ModelPod:
     silent: bool = False
     lagging: bool = False
     cold: bool = False
+    stuck: bool = False
     kept_out_until_us: int = 0
     view: tuple[str, int] = ("", 0)
 
@@ -60,6 +66,7 @@ class ModelCluster:
     demoted: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     plan: Plan = field(default_factory=Plan)
+    status: Json = field(default_factory=lambda: {"leader": {"pod": "", "epoch": 0, "since": ""}})
     _uids: int = 0
 
     @classmethod
@@ -120,7 +127,7 @@ class ModelCluster:
 
     def _vote(self) -> None:
         if self.leader:
-            self.serves = True
+            self.serves = not any(pod.stuck for pod in self.pods.values() if pod.name == self.leader)
             return
         for ordinal in sorted(self.pods):
             pod = self.pods[ordinal]
@@ -142,7 +149,9 @@ class ModelCluster:
 
     def operate(self, *, forgets: bool = False, demotion_lost: bool = False) -> Plan:
         """One pass. `forgets`: the operator ends before it writes what it did. `demotion_lost`: the request never arrives, and nobody knows."""
-        leader: Leadership = leadership(self.fleet(), self.words())
+        leader: Leadership = aged(leadership(self.fleet(), self.words()), self.status, self.wall_us)
+        if leader.known and (leader.pod, leader.epoch) != (self.status["leader"]["pod"], self.status["leader"]["epoch"]):
+            self.status = {"leader": {"pod": leader.pod, "epoch": leader.epoch, "since": timestamp(self.wall_us)}}
         target = size(self.wanted, self.fleet(), leader).replicas
         if target != self.size:
             if target < self.size and self.wanted and self.leader and int(self.leader.rpartition("-")[2]) >= target:

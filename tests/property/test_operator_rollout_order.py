@@ -13,7 +13,7 @@ pytestmark = pytest.mark.property
 REPLICAS = st.integers(1, 5)
 ORDINAL = st.integers(0, 4)
 EVENTS = st.one_of(
-    st.tuples(st.sampled_from(["crash", "remove", "elect", "silent", "lagging", "follows", "unready", "cold"]), ORDINAL),
+    st.tuples(st.sampled_from(["crash", "remove", "elect", "silent", "lagging", "follows", "unready", "cold", "stuck"]), ORDINAL),
     st.tuples(st.just("scale"), st.integers(0, 5)),
     st.tuples(
         st.sampled_from(["change", "change to a bad one", "depose", "step", "operate", "operate", "operate and forget", "lose the demotion"]), st.just(0)
@@ -57,6 +57,8 @@ def happen(model: ModelCluster, what: str, number: int) -> None:
             pod.follows = not pod.follows
         case "cold":
             pod.cold = not pod.cold
+        case "stuck":
+            pod.stuck = not pod.stuck
         case "unready":
             pod.ready = False
 
@@ -64,6 +66,7 @@ def happen(model: ModelCluster, what: str, number: int) -> None:
 def come_to_rest(model: ModelCluster, rounds: int = 80) -> None:
     for pod in model.pods.values():
         pod.silent = pod.lagging = pod.follows = pod.broken = pod.cold = False
+        pod.stuck = pod.stuck and pod.revision != model.revision
     if model.revision in model.bad:
         model.change()
     for _ in range(rounds):

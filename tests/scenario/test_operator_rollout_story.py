@@ -172,6 +172,24 @@ def test_a_lost_answer_to_the_demotion_is_looked_at_and_not_assumed() -> None:
     run(story)
 
 
+def test_a_leader_that_never_comes_to_serving_does_not_keep_the_remedy_away() -> None:
+    async def story(house: House, nodes: Nodes) -> None:
+        nodes.by_name["demo-1"].stuck = True
+        nodes.elect("demo-1", serves=False)
+        await house.beat()
+        assert house.condition(BOSS) == ("False", "NoLeader")
+        spec(house, image="kvcm:2")
+        for _ in range(10):
+            await house.beat()
+        assert deleted(house) == [], "it may be about to serve"
+        assert message(house) == "the next pod is not replaced yet: the pod that leads does not serve yet, or does not answer"
+        await house.beats(partial(ready, house), at_most=200)
+        assert deleted(house) == ["demo-2", "demo-0", "demo-1"]
+        assert nodes.demoted == ["demo-1"]
+
+    run(story)
+
+
 def test_a_leader_that_cannot_be_asked_is_named_and_keeps_its_pod() -> None:
     async def story(house: House, nodes: Nodes) -> None:
         async def refuse(what: str) -> None:

@@ -14,7 +14,7 @@ from kvcm_operator.children_pods import CONFIG_HASH
 from kvcm_operator.rollout import plan
 from kvcm_operator.rollout_fleet import Fleet, Node, fleet_of
 from kvcm_operator.rollout_handover import Handover, remembered, turn
-from kvcm_operator.rollout_leader import CONTESTED, SILENT, Leadership, leadership
+from kvcm_operator.rollout_leader import CONTESTED, SILENT, Leadership, aged, leadership
 from kvcm_operator.rollout_warm import cold
 from kvcm_operator.scale import Size, size
 from kvcm_operator.subject import timestamp
@@ -144,6 +144,20 @@ def test_when_the_spec_names_another_place_for_leases_the_one_of_the_newest_temp
 
 def test_a_pod_that_is_not_ready_need_not_answer() -> None:
     assert leadership(fleet(node(0), node(1, ready=False)), {"demo-0": word(0)}) == Leadership(known=True)
+
+
+@pytest.mark.parametrize(
+    ("told", "led_for_s"),
+    [
+        ({"pod": "demo-0", "epoch": 4, "since": timestamp(NOW - 9_000_000)}, 9.0),
+        ({"pod": "demo-0", "epoch": 3, "since": timestamp(NOW - 9_000_000)}, 0.0),
+        ({"pod": "demo-1", "epoch": 4, "since": timestamp(NOW - 9_000_000)}, 0.0),
+        ({"pod": "demo-0", "epoch": 4, "since": "long ago"}, 0.0),
+        (None, 0.0),
+    ],
+)
+def test_how_long_a_leader_leads_is_read_off_the_status(told: Json | None, led_for_s: float) -> None:
+    assert aged(LEADS_0, {"leader": told}, NOW).led_for_s == led_for_s
 
 
 # -- asking ---------------------------------------------------------------------------------------------------------------------------------------
@@ -282,6 +296,10 @@ def old(number: int, *, ready: bool = True) -> Node:
         (fleet(old(0), node(1), node(2)), Leadership(True, "demo-1", 5, serves=True), Reason.ROLLING_OUT, "demo-0", None),
         (fleet(old(0), node(1), node(2)), Leadership(True, "demo-1", 5), Reason.ROLLING_OUT, None, None),
         (fleet(old(0), node(1), node(2)), Leadership(True), Reason.ROLLING_OUT, None, None),
+        # A leader that has to go is waited for a while, one that stays for as long as it takes.
+        (fleet(old(0), node(1), node(2)), Leadership(True, "demo-0", 5, led_for_s=59), Reason.ROLLING_OUT, None, None),
+        (fleet(old(0), node(1), node(2)), Leadership(True, "demo-0", 5, led_for_s=61), Reason.HANDING_OVER, None, "demo-0"),
+        (fleet(old(0), node(1), node(2)), Leadership(True, "demo-1", 5, led_for_s=900), Reason.ROLLING_OUT, None, None),
         (fleet(old(0), node(1), node(2)), Leadership(False, why="?"), Reason.ROLLING_OUT, None, None),
         (fleet(old(0)), Leadership(False), Reason.ROLLING_OUT, "demo-0", None),
         (fleet(old(0), old(1)), None, Reason.ROLLING_OUT, "demo-1", None),
