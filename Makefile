@@ -58,6 +58,7 @@ fuzz: venv ## spoilt bytes at the HTTP and the gRPC port of a manager, 10 minute
 	@$(PY) -m benchmarks.fuzz_ports --seconds 600
 
 bench-redis: venv ## what metadata in Redis costs a write and a start, as ratios in one run (needs redis-server)
+	@$(PY) -m benchmarks.lease_check
 	@$(PY) -m benchmarks.redis_overhead
 	@$(PY) -m benchmarks.redis_recovery
 

@@ -51,7 +51,9 @@ class Measured:
         return reply
 
     def method(self, name: str) -> Any:
-        """A callable from request bytes to reply bytes; `peer:` names go to the peer."""
+        """A callable from request bytes to reply bytes; `peer:` names go to the peer, `unchecked:` ones to the manager's RPC without asking who leads."""
+        if name.startswith("unchecked:"):
+            return _method(self.peer, f"/peer.unchecked/{name[10:]}")
         if name.startswith("peer:"):
             return _method(self.peer, f"/peer/{name[5:]}")
         return _WithMetadata(_method(self.meta, _SERVICE + name), self.metadata) if self.metadata else _method(self.meta, _SERVICE + name)
