@@ -53,12 +53,12 @@ crds: venv ## generate crds/ from kvcm/resources
 bench: venv ## the hot path and memory, as ratios in one run (nothing else may run meanwhile)
 	@$(PY) -m benchmarks.hot_path
 	@$(PY) -m benchmarks.memory
+	@$(PY) -m benchmarks.lease_check
 
 fuzz: venv ## spoilt bytes at the HTTP and the gRPC port of a manager, 10 minutes each
 	@$(PY) -m benchmarks.fuzz_ports --seconds 600
 
 bench-redis: venv ## what metadata in Redis costs a write and a start, as ratios in one run (needs redis-server)
-	@$(PY) -m benchmarks.lease_check
 	@$(PY) -m benchmarks.redis_overhead
 	@$(PY) -m benchmarks.redis_recovery
 
