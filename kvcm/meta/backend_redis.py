@@ -260,7 +260,8 @@ class RedisBackend(Direct):
 
     def _opening(self, changes: Mapping[int, Block], fence: int, usual: bool) -> bytes:
         """The arguments in front of the packed blocks."""
-        return b"".join((arg(b"%d" % self._context.wall_us()), self._head, _YES if usual else _NO, self.changes.arguments(changes, fence)))
+        now = b"%d" % self._context.wall_us()
+        return b"$%d\r\n%b\r\n%b%b%b" % (len(now), now, self._head, _YES if usual else _NO, self.changes.arguments(changes, fence))
 
     def _note_stored(self, changes: Mapping[int, Block], chain: bool, usual: bool) -> None:
         if not chain or not usual:

@@ -81,6 +81,8 @@ class RedisChanges:
         self._read_blocks = read_blocks
         self.max_entries = max_entries
         self._written = 0
+        self._term: tuple[int, bytes] | None = None
+        """A fence, and what is packed in front of every change under it."""
         self._head = arg(self._stream) + arg(b"%d" % max_entries)
 
     # -- writing -------------------------------------------------------------------------------------------------------------------------------
@@ -93,7 +95,11 @@ class RedisChanges:
         """Five packed arguments of a script that changes these blocks: stream, limit, fence, number, keys."""
         raw = array("q", keys).tobytes() if self.max_entries else b""
         self._written += 1
-        return b"".join((self._head, arg(b"%d" % fence), arg(b"%d" % self._written), arg(raw)))
+        term = self._term
+        if term is None or term[0] != fence:
+            term = self._term = fence, self._head + arg(b"%d" % fence)
+        number = b"%d" % self._written
+        return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (term[1], len(number), number, len(raw), raw)
 
     # -- following -----------------------------------------------------------------------------------------------------------------------------
 

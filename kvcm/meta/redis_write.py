@@ -50,6 +50,14 @@ class Packed(NamedTuple):
     chain: bool
 
 
+class _Front(NamedTuple):
+    """The wire bytes in front of a URI, and where that begins."""
+
+    head: bytes
+    at: int
+    spec: bytes
+
+
 class RecentWrites:
     """Changes that begin writes, as they were packed: what ends a write a moment later is the same but for the state. Bounded; one for all instances."""
 
@@ -97,6 +105,8 @@ class BlockPacker:
         self._heads: dict[bytes, tuple[bytes, int]] = {}
         """Wire bytes in front of the URI of a location with one spec -> (the spec's name, length of the URI)."""
         self._lengths: list[int] = []
+        self._fronts: dict[int, _Front] = {}
+        """Length of the wire bytes of a location with one spec -> what they began with when one of that length was last looked at."""
         self._middles: dict[bytes, bytes] = {}
 
     def pack(self, changes: Mapping[int, Block]) -> list[Packed]:
@@ -129,19 +139,23 @@ class BlockPacker:
             return None
         # The bytes in front of a URI hold its length, so they differ where the lengths do; there are one or two lengths.
         lengths = tuple(map(len, wires))
-        heads = {length: self._head_of(wires[lengths.index(length)]) for length in set(lengths)}
-        if None in heads.values():
+        different = set(lengths)
+        fronts = self._fronts
+        if not fronts.keys() >= different:
+            self._learn_fronts(wires)
+            if not fronts.keys() >= different:
+                return None
+        specs = {fronts[length].spec for length in different}
+        uris = [wire[at:] for (head, at, _), wire in zip(map(fronts.__getitem__, lengths), wires, strict=True) if wire.startswith(head)]
+        if len(uris) != len(wires):
+            fronts.clear()
             return None
-        known = [head for head in heads.values() if head is not None]
-        middles = {self._middle(head, locations[1]) for head in known}
-        cut = {length: (head, len(head)) for length, head in zip(heads, known, strict=True)}
-        uris = [wire[at:] for (head, at), wire in zip(map(cut.__getitem__, lengths), wires, strict=True) if wire.startswith(head)]
-        if len(uris) != len(wires) or len(middles) > 1 or _is_unsafe(b"".join(uris)):
+        if len(specs) > 1 or _is_unsafe(b"".join(uris)):
             return None
-        middle = middles.pop()
+        middle = _middle_of(locations[1], specs.pop())
         texts = (b"%d " * len(keys) % keys).split()
         around = _AROUND + len(middle)
-        sizes = {length: around + length - at for length, (_, at) in cut.items()}
+        sizes = {length: around + length - fronts[length].at for length in different}
         link = b'$%d\r\n%b\r\n$%d\r\n{"id":"%b' + middle.replace(b"%", b"%%") + b'%b"}]}\r\n'
         values = zip(map(len, texts), texts, map(sizes.__getitem__, lengths), names, uris, strict=True)
         args = link * len(keys) % tuple(flattened.from_iterable(values))
@@ -265,22 +279,29 @@ class BlockPacker:
             self._lengths.append(len(head))
         return head
 
+    def _learn_fronts(self, wires: Sequence[bytes]) -> None:
+        if len(self._fronts) >= _MAX_HEADS:
+            self._fronts.clear()
+        for wire in {len(wire): wire for wire in wires}.values():
+            head = self._head_of(wire)
+            if head is not None:
+                self._fronts[len(wire)] = _Front(head, len(head), self._heads[head][0])
+
     def _middle(self, head: bytes, location: Location) -> bytes:
         """The JSON between id and URI."""
         kind = head + location.header[:13]
         middle = self._middles.get(kind)
         if middle is None:
-            created = b'"create_time":%d,' % location.create_time_us if location.create_time_us else b""
-            middle = b'","status":%d,"type":%d,"spec_size":1,%b"location_specs":[{"name":"%b","uri":"' % (
-                location.header[0],
-                location.type_code,
-                created,
-                self._heads[head][0],
-            )
+            middle = _middle_of(location, self._heads[head][0])
             if len(self._middles) >= _MAX_MIDDLES:
                 self._middles.clear()
             self._middles[kind] = middle
         return middle
+
+
+def _middle_of(location: Location, spec: bytes) -> bytes:
+    created = b'"create_time":%d,' % location.create_time_us if location.create_time_us else b""
+    return b'","status":%d,"type":%d,"spec_size":1,%b"location_specs":[{"name":"%b","uri":"' % (location.header[0], location.type_code, created, spec)
 
 
 def _is_unsafe(text: bytes) -> bool:
