@@ -15,10 +15,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from faults.crash_world import CrashWorld, until
+from faults.crash_world import LEASE_MS, CrashWorld, until
 from faults.fake_time import library
 from kvcm.service.testing import ManagerProcess
-from kvcm.service.testing_wire import HttpWire
 
 HOUR_S: Final = 3600
 _KINDS: Final = ("through", "etcd")
@@ -26,22 +25,22 @@ _TAKES_OVER_S: Final = 8.0
 """On top of the lease; generous, because the machine may be busy and the wrong answer is an hour."""
 
 
-def play(world: CrashWorld, leases: float = 2.5, fail_overs: int = 2) -> list[str]:
+def play(world: CrashWorld, leases: float = 1.5, fail_overs: int = 2) -> list[str]:
     """Needs a world of two managers with clocks. Each step lasts so many leases. Raises AssertionError; else one sentence per step."""
     said = []
     with world.named(f"{world.kind}: stepped clocks"):
         for who, step in (("the leader", HOUR_S), ("the leader", -HOUR_S), ("the follower", HOUR_S), ("the follower", -HOUR_S)):
-            leader = world.leader
-            epoch = _epoch(leader)
+            term = world.term()
+            leader, epoch = term
             stepped = leader if who == "the leader" else world.follower
             _step(world, stepped, step)
-            end = time.monotonic() + leases * world.lease_ms / 1000
+            end = time.monotonic() + leases * LEASE_MS / 1000
             calls = 0
             while time.monotonic() < end:
                 assert world.put(world.keys(2)), f"a write failed after the clock of {who} had been stepped by {step:+d} s"
                 calls += 1
                 time.sleep(0.1)
-            assert (world.leader, _epoch(world.leader)) == (leader, epoch), f"leadership changed after the clock of {who} had been stepped by {step:+d} s"
+            assert world.term() == term, f"leadership changed after the clock of {who} had been stepped by {step:+d} s"
             said.append(f"{who} {step:+d} s: epoch {epoch} kept, {calls} writes")
             _step(world, stepped, 0)
         for of_leader, of_follower in ((-HOUR_S, HOUR_S), (HOUR_S, -HOUR_S))[:fail_overs]:
@@ -55,27 +54,22 @@ def play(world: CrashWorld, leases: float = 2.5, fail_overs: int = 2) -> list[st
 def _fail_over(world: CrashWorld, of_leader: int, of_follower: int) -> str:
     """The leader is killed while both clocks are wrong."""
     world.synced()
-    leader, follower = world.leader, world.follower
-    epoch = _epoch(leader)
+    (leader, epoch), follower = world.term(), world.follower
     _step(world, leader, of_leader)
     _step(world, follower, of_follower)
-    time.sleep(world.lease_ms / 1000)
+    time.sleep(LEASE_MS / 1000)
     leader.kill()
     began = time.monotonic()
     until(lambda: bool(world.alive) and world.leader is follower, "the follower leads")
     took = time.monotonic() - began
-    assert _epoch(follower) > epoch
-    assert took < world.lease_ms / 1000 + _TAKES_OVER_S, f"the follower led after {took:.1f} s"
+    assert world.term()[1] > epoch
+    assert took < LEASE_MS / 1000 + _TAKES_OVER_S, f"the follower led after {took:.1f} s"
     world.recover()
     return f"the leader killed at {of_leader:+d} s, the follower at {of_follower:+d} s: took over in {took:.2f} s"
 
 
 def _step(world: CrashWorld, manager: ManagerProcess, seconds: int) -> None:
     world.clocks[world.managers.index(manager)].step(seconds)
-
-
-def _epoch(manager: ManagerProcess) -> int:
-    return int(HttpWire(manager.admin_http_url).call("GetManagerClusterInfo", {"trace_id": "t"})["leader_epoch"])
 
 
 def main(arguments: list[str] | None = None) -> int:

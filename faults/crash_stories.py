@@ -41,7 +41,7 @@ def _wait(world: CrashWorld) -> None:
 
 STORIES: Final[Mapping[str, Story]] = {
     "blocks.fence": Story(CrashWorld.demote, promotes=True),
-    "blocks.load": Story(CrashWorld.demote, promotes=True, kinds=frozenset({"file"})),
+    "blocks.load": Story(CrashWorld.demote, promotes=True),
     "blocks.add": Story(_write),
     "blocks.serve": Story(_write),
     "blocks.condemn": Story(_remove),
@@ -111,6 +111,6 @@ def lose_answer(world: CrashWorld, case: Case, action: str = "unknown") -> None:
 
 
 def _begin(world: CrashWorld) -> dict[int, str]:
-    assert world.put(world.keys(4)), "nothing is armed and yet a write failed"
+    until(lambda: world.put(world.keys(4)), "a write is acknowledged")
     world.synced()
     return dict(world.kept)
