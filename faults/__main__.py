@@ -11,10 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import time
+from collections.abc import Coroutine
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness import machine
 from faults.breaches import Breaches
@@ -52,13 +55,20 @@ def main(arguments: list[str] | None = None) -> int:
         for needs, group in groupby((ROWS[name] for name in rows), key=lambda row: row.needs):
             plan = Plan(stores=store, mode=options.mode, lease_ms=options.lease, **needs)
             wanted = [(row, options.rounds or max(1, row.rounds // len(stores))) for row in group]
-            found += asyncio.run(play(plan, options.blocks, wanted, options.seed, say, breaches))
+            found += asyncio.run(_cleanly(play(plan, options.blocks, wanted, options.seed, say, breaches)))
     for played in found:
         played.check_times(breaches)
     print(f"\n{options.blocks} blocks, seed {options.seed}\n{table(found)}\n\n{verdict(breaches)}")
     if options.json:
         options.json.write_text(json.dumps(as_json(found, machine()), indent=1))
     return 1 if breaches else 0
+
+
+async def _cleanly(work: Coroutine[Any, Any, list[Played]]) -> list[Played]:
+    """Ended by SIGTERM, as a time-out does it: takes the processes that were started with it, like Ctrl-C. Raises CancelledError then."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
 
 
 if __name__ == "__main__":

@@ -221,8 +221,8 @@ async def _load_batch(client: AsyncMetaClient, keys: list[int]) -> list[str]:
     return [location.uri("tp0") for location in session.locations]
 
 
-async def verify(house: House, ledger: Ledger, keys: list[int], batch: int = 4096) -> None:
-    """Read these blocks from the leader and compare."""
+async def verify(house: House, ledger: Ledger, keys: list[int], batch: int = 1000) -> None:
+    """Read these blocks from the leader and compare. In batches that do not hold its loop for long: each is decided in one go, and its lease may be short."""
     async with await AsyncMetaClient.connect(house.client_config(call_ms=30_000)) as client:
         for at in range(0, len(keys), batch):
             part = keys[at : at + batch]

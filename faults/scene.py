@@ -114,8 +114,9 @@ class Scene:
 @asynccontextmanager
 async def opened(plan: Plan, blocks: int, seed: int, say: Say) -> AsyncIterator[Scene]:
     house = House(plan)
-    await asyncio.to_thread(house.__enter__)
+    entering = asyncio.ensure_future(asyncio.to_thread(house.__enter__))
     try:
+        await asyncio.shield(entering)
         ledger = Ledger(Loaded(1), behind=plan.mode == "behind")
         say(f"{plan.nodes} managers, leases and registry in {plan.stores}, metadata written {plan.mode}, lease {plan.lease_ms} ms; loading {blocks} blocks")
         took = await load_blocks(house, ledger, blocks)
@@ -124,4 +125,5 @@ async def opened(plan: Plan, blocks: int, seed: int, say: Say) -> AsyncIterator[
         async with Prober(house, ledger, seed) as prober, Load(house, ledger, seed + 1) as load:
             yield Scene(house, ledger, load, prober, random.Random(seed + 2), say, took)
     finally:
+        await asyncio.wait({entering})  # whoever is cancelled meanwhile takes all of it down, not a part
         await asyncio.to_thread(house.__exit__, None, None, None)
