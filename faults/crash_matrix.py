@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     for (kind, nodes, action), count in repaired.items():
         print(f"{kind} | {nodes} | {action} | {count}")
     for what in broken:
-        print(f"\nNOT REPAIRED {what}")
+        print(f"NOT REPAIRED {what}")
     print(f"\n{'everything was repaired' if not broken else f'{len(broken)} cases were not repaired'}")
     return 1 if broken else 0
 
@@ -62,8 +62,8 @@ def _play(kind: str, nodes: int, action: str, wanted: list[Case], broken: list[s
                     else:
                         lose_answer(world, case, action)
                 except AssertionError as error:
-                    broken.append(str(error))
-                    print(f"{kind} {nodes} {action} {case}: NOT REPAIRED", flush=True)
+                    broken.append(str(error).partition("\n")[0])
+                    print(f"{kind} {nodes} {action} {case}: NOT REPAIRED\n{error}\n", flush=True)
                     break
                 done += 1
                 print(f"{kind} {nodes} {action} {case}: {time.monotonic() - began:.1f} s", flush=True)
