@@ -7,6 +7,9 @@ A Redis that comes back may have forgotten its last seconds or everything, while
 is not the one in `term` elects nobody until a lease has passed: since it started, if it was never a replica; else since it was first asked. Meanwhile the
 leader's own renewal takes the lock back, if its epoch is not below the one that is remembered.
 
+A Redis that is full must go on having a leader, or nothing would ever be removed from it. It refuses a script no memory once it has written something: the lock,
+a few bytes that expire, goes before it is set anew, and before anything else is set a key that is never there.
+
 Times here are the wall clock of Redis. A step of that clock ends leases early or late, as for every key that expires.
 """
 
@@ -40,6 +43,7 @@ if known[3] ~= run then
   local never_replica = string.match(info('replication'), 'master_replid2:0+%s') ~= nil
   if not (never_replica and up >= wait) then
     if known[5] ~= run then
+      call('DEL', lock .. ':none')
       call('HSET', term, 'seen', run, 'since', text(now()))
       return 0
     end
@@ -47,6 +51,7 @@ if known[3] ~= run then
   end
 end
 local epoch = math.max(last, floor) + 1
+call('DEL', lock)
 call('SET', lock, node, 'PX', ARGV[2])
 call('HSET', term, 'epoch', text(epoch), 'node', node, 'run', run, 'lease', ARGV[2])
 return epoch
@@ -61,6 +66,7 @@ local ours = holder == node and known[2] == node and last == epoch
 if not ours then
   if holder and holder ~= node or known[3] == run or epoch < last then return 0 end
 end
+call('DEL', lock)
 call('SET', lock, node, 'PX', ARGV[3])
 call('HSET', term, 'epoch', ARGV[2], 'node', node, 'run', run, 'lease', ARGV[3])
 return 1

@@ -43,18 +43,30 @@ return {token or ''}
 """
 )
 
+_GROWS = """
+local function grows(key, fields)
+  local there = redis.pcall('HLEN', key)
+  return type(there) == 'table' or there < fields
+end
+"""
+
 # KEYS[3..]: the blocks. ARGV: token, limit of the stream, fence, number, their keys (8 bytes each), time, name of the time's field; then per block the number
 # of further arguments (0: remove it), field names and values. Whatever Redis refuses before the first write (out of memory, read-only) is refused as a whole.
-# A node that is full must be able to become less so: where nothing but removals is asked for, the stream goes, and followers begin anew.
+# A node that is full must be able to become less so: a change that makes no block larger (marks, ends of writes, removals) is made, and cannot be told: the stream
+# goes, and followers begin anew.
 _PUT = Script(
     FENCED
     + APPEND
+    + _GROWS
     + """
 local failed = append(KEYS[2], ARGV[2], 'f', ARGV[3], 'n', ARGV[4], 'k', ARGV[5])
 if failed then
   if not string.find(failed.err, 'OOM', 1, true) then return failed end
+  local at = 8
   for which = 3, #KEYS do
-    if ARGV[which + 5] ~= '0' then return failed end
+    local n = tonumber(ARGV[at])
+    if n > 0 and grows(KEYS[which], n / 2 + 1) then return failed end
+    at = at + 1 + n
   end
   redis.call('DEL', KEYS[2])
 end
@@ -82,12 +94,21 @@ return 1
 _PUT_CHAIN = Script(
     FENCED
     + APPEND
+    + _GROWS
     + """
 local failed = append(KEYS[2], ARGV[2], 'f', ARGV[3], 'n', ARGV[4], 'k', ARGV[5])
 if failed then
   if not string.find(failed.err, 'OOM', 1, true) then return failed end
+  local before, which = '', 2
   for at = 8, #ARGV, 2 do
-    if ARGV[at] == '' or ARGV[at + 1] ~= '' then return failed end
+    local id, text = ARGV[at], ARGV[at + 1]
+    if id == '' then
+      before = text
+    else
+      which = which + 1
+      if text ~= '' and grows(KEYS[which], before == '' and 2 or 3) then return failed end
+      before = id
+    end
   end
   redis.call('DEL', KEYS[2])
 end

@@ -39,7 +39,7 @@ local function append(stream, limit, ...)
 end
 """
 
-# ARGV: token, stream, limit, fence, fence before.
+# ARGV: token, stream, limit, fence, fence before. For a Redis that is full see `redis_scripts`.
 _BEGIN = Script(
     FENCED
     + APPEND
@@ -48,7 +48,12 @@ if ARGV[3] == '0' then
   redis.call('DEL', ARGV[2])
   return 1
 end
-return append(ARGV[2], ARGV[3], 'f', ARGV[4], 'p', ARGV[5]) or 1
+local failed = append(ARGV[2], ARGV[3], 'f', ARGV[4], 'p', ARGV[5])
+if failed and string.find(failed.err, 'OOM', 1, true) then
+  redis.call('DEL', KEYS[1] .. ':none')
+  failed = append(ARGV[2], ARGV[3], 'f', ARGV[4], 'p', ARGV[5])
+end
+return failed or 1
 """
 )
 

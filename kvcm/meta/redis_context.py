@@ -75,7 +75,10 @@ class RedisContext:
         """List the instance as this cluster's. Raises StorageError."""
         key = self.list_key(target)
         if key:
-            await ask(await redis.connection(), [pack("SADD", key, instance_id)], target.timeout_s)
+            connection = await redis.connection()
+            (known,) = await ask(connection, [pack("SISMEMBER", key, instance_id)], target.timeout_s)
+            if not known:  # a Redis that is full refuses to be told again
+                await ask(connection, [pack("SADD", key, instance_id)], target.timeout_s)
 
     async def stored_instances(self, target: RedisTarget, in_use: Collection[str]) -> list[str]:
         """Instances of this cluster that are not in use and still have blocks. Raises StorageError."""

@@ -235,6 +235,33 @@ def test_a_replica_is_left_and_a_promoted_one_elects_after_a_lease() -> None:
         play(story(master, replica))
 
 
+def test_a_full_redis_goes_on_having_a_leader_and_elects_the_next_one() -> None:
+    async def story(redis: RedisServer) -> None:
+        first, second = client(redis), client(redis)
+        lease = 1000
+        redis.call("CONFIG", "SET", "maxmemory", 1)
+        assert "OOM" in str(redis.call("SET", "x", "y"))
+
+        async def wins() -> int | None:
+            return await first.campaign("node-1", lease)
+
+        epoch = await eventually(wins)  # this Redis has just started, so a lease passes first
+        assert await first.keep_alive("node-1", epoch, LEASE)
+        await first.put_node_info("node-1", "info")
+        assert await second.observe() == Leader("node-1", epoch)
+        assert await second.campaign("node-2", LEASE) is None
+        redis.call("DEL", TERM, LOCK)
+        assert await first.keep_alive("node-1", epoch, LEASE), "what Redis has lost is told to it again"
+        await first.resign("node-1", epoch)
+        assert await second.campaign("node-2", LEASE) == epoch + 1
+        assert set(redis.keys()) == {LOCK, TERM, "kvcm_c_nodes", "kvcm_c_kv:_TAIR_KVCM_NODE_INFO_node-1"}
+        await first.close()
+        await second.close()
+
+    with RedisServer("--maxmemory-policy", "noeviction") as redis:
+        play(story(redis))
+
+
 def test_the_password_is_used_and_never_shown(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     secret = "s3cret-canary"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Any
 
 import pytest
@@ -200,6 +200,48 @@ def test_a_full_redis_refuses_blocks_for_certain(place: RedisPlace) -> None:
                 for node in place.nodes:
                     node.call("CONFIG", "SET", "maxmemory", 0)
             assert set(await loaded(backend)) == set(range(32))
+
+    run(story())
+
+
+@pytest.mark.parametrize("options", ["", "no stream", "redis_layout=legacy"])
+def test_a_full_redis_goes_on_with_every_change_that_makes_no_block_larger(place: RedisPlace, options: str) -> None:
+    """Marks come before removals, and a leader before both: without them nothing could ever be removed from it."""
+    single = len(place.nodes) == 1
+    if options and not single:
+        pytest.skip("for one Redis only")
+
+    def leader(fence: int) -> AbstractAsyncContextManager[MetadataBackend]:
+        return place.opened(place.nodes[0].port, fence) if options == "no stream" else place.leader(fence, options=options)
+
+    async def story() -> None:
+        writing: dict[int, Block] = {key: (place.location(key, key - 1 if key else None),) for key in range(32)}
+        other = place.location(999)
+        async with leader(1) as backend:
+            await backend.apply(writing, 1)
+            await backend.apply({40: (place.location(40), other)}, 1)
+            await loaded(backend)
+            for node in place.nodes:
+                node.call("CONFIG", "SET", "maxmemory", 1)
+            try:
+                serving = {key: (promote(block[0]),) for key, block in writing.items()}
+                assert await backend.apply(serving, 1) == {}, "the ends of writes"
+                async with leader(2) as heir:
+                    assert await loaded(heir) == serving | {40: (place.location(40), other)}, "a new leader"
+                    marked = {key: (condemn(serving[key][0]),) for key in range(8)} | {40: (condemn(promote(place.location(40))), condemn(promote(other)))}
+                    assert await heir.apply(marked, 2) == {}, "marks"
+                    gone: dict[int, Block] = dict.fromkeys(range(8), ())
+                    assert await heir.apply(gone, 2) == {}, "removals"
+                    with pytest.raises(StorageError, match="OOM") as caught:
+                        await heir.apply({99: (place.location(99),)}, 2)
+                    assert not isinstance(caught.value, OutcomeUnknown)
+                    if "legacy" not in options:  # there all locations are one field
+                        with pytest.raises(StorageError, match="OOM"):
+                            await heir.apply({8: (serving[8][0], other)}, 2)
+            finally:
+                for node in place.nodes:
+                    node.call("CONFIG", "SET", "maxmemory", 0)
+            assert await loaded(backend) == {key: serving[key] for key in range(8, 32)} | {40: marked[40]}
 
     run(story())
 

@@ -63,10 +63,12 @@ local token = redis.call('GET', KEYS[1])
 if token ~= ARGV[1] then return token or '' end
 """
 
+# A Redis that is full must still get a leader, which may remove something: a script that has written is not refused memory any more, so the old token goes first.
 _CLAIM = Script(
     """
 local token = redis.call('GET', KEYS[1])
 if token and string.sub(token, 1, 20) > string.sub(ARGV[1], 1, 20) then return token end
+redis.call('DEL', KEYS[1])
 redis.call('SET', KEYS[1], ARGV[1])
 return {token or ''}
 """
