@@ -7,8 +7,8 @@ A Redis that comes back may have forgotten its last seconds or everything, while
 is not the one in `term` elects nobody until a lease has passed: since it started, if it was never a replica; else since it was first asked. Meanwhile the
 leader's own renewal takes the lock back, if its epoch is not below the one that is remembered.
 
-A Redis that is full must go on having a leader, or nothing would ever be removed from it. It refuses a script no memory once it has written something: the lock,
-a few bytes that expire, goes before it is set anew, and before anything else is set a key that is never there.
+A Redis that is full must go on having a leader, or nothing would ever be removed from it. It refuses a script no memory once it has written something: so the
+lock, a few bytes that expire, goes before it is set anew, and before anything else is set a key that is never there.
 
 Times here are the wall clock of Redis. A step of that clock ends leases early or late, as for every key that expires.
 """

@@ -52,8 +52,8 @@ end
 
 # KEYS[3..]: the blocks. ARGV: token, limit of the stream, fence, number, their keys (8 bytes each), time, name of the time's field; then per block the number
 # of further arguments (0: remove it), field names and values. Whatever Redis refuses before the first write (out of memory, read-only) is refused as a whole.
-# A node that is full must be able to become less so: a change that makes no block larger (marks, ends of writes, removals) is made, and cannot be told: the stream
-# goes, and followers begin anew.
+# A node that is full must be able to become less so: a change that makes no block larger (marks, ends of writes, removals) is made, and cannot be told: the
+# stream goes, and followers begin anew.
 _PUT = Script(
     FENCED
     + APPEND

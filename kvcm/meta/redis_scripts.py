@@ -6,8 +6,8 @@ and none of these has more than one location) the number of fields that HSET has
 this one. A key of another type is replaced. Whatever Redis refuses before the first write (out of memory, read-only) is refused as a whole.
 
 A Redis that is full must be able to become less so, and bytes go only after their block was marked, which is a HSET. So a change that makes no block larger
-(marks, ends of writes, removals) is made all the same: Redis refuses a script no memory once it has written something, here a key that is never there. What that
-can add is bounded by the length of the stream.
+(marks, ends of writes, removals) is made all the same: Redis refuses a script no memory once it has written something, here a key that is never there. What
+that can add is bounded by the length of the stream.
 """
 
 from __future__ import annotations

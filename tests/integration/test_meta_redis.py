@@ -354,3 +354,25 @@ def test_a_password_is_in_no_message(blocks: RedisBlocks) -> None:
                 await good.apply({1: (blocks.location(1),)}, 1)
 
         run(story())
+
+
+def test_one_that_became_a_replica_is_left_and_found_again_as_a_master(blocks: RedisBlocks) -> None:
+    with RedisServer() as redis, RedisServer() as other:
+
+        async def story() -> None:
+            async with blocks.opened(redis.port) as backend:
+                await backend.apply({1: (blocks.location(1),)}, 1)
+                before = blocks.context.stats.connections
+                redis.call("REPLICAOF", "127.0.0.1", other.port)
+                with pytest.raises(StorageError, match="READONLY") as caught:
+                    await backend.apply({2: (blocks.location(2),)}, 1)
+                assert not isinstance(caught.value, OutcomeUnknown)
+                with pytest.raises(StorageError, match="not a master"):
+                    await backend.apply({2: (blocks.location(2),)}, 1)
+                redis.call("REPLICAOF", "NO", "ONE")
+                await until_it_answers(backend)
+                await backend.apply({2: (blocks.location(2),)}, 1)
+                assert blocks.context.stats.connections > before
+                assert 2 in await loaded(backend)
+
+        run(story())

@@ -32,6 +32,10 @@ _RETRY_CONNECT_S = 0.1
 NOTHING_DONE = frozenset({"OOM", "READONLY", "MISCONF", "NOREPLICAS", "LOADING", "MASTERDOWN", "BUSY", "NOAUTH", "UNKILLABLE"})
 
 
+_ELSEWHERE = frozenset({"READONLY", "NOAUTH", "MASTERDOWN"})
+"""After these a new connection finds out where the master is by now, and whether the login still counts."""
+
+
 class Superseded(StorageError):
     """A newer leader has raised the store's fence to `fence`; nothing was written."""
 
@@ -63,7 +67,8 @@ local token = redis.call('GET', KEYS[1])
 if token ~= ARGV[1] then return token or '' end
 """
 
-# A Redis that is full must still get a leader, which may remove something: a script that has written is not refused memory any more, so the old token goes first.
+# A Redis that is full must still get a leader, which may remove something. A script that has written is not refused memory any more, so the old token
+# goes first.
 _CLAIM = Script(
     """
 local token = redis.call('GET', KEYS[1])
@@ -189,6 +194,8 @@ class FencedRedis:
                     await self._load(connection, script)
                     continue
                 if word in NOTHING_DONE:
+                    if word in _ELSEWHERE:
+                        connection.close(f"was closed after the error {word}")
                     raise refused(reply, "a change")
                 log.error("redis_unexpected_error at=%s word=%s: whether the change was made is looked up", self.shown, word)
                 raise OutcomeUnknown(f"Redis at {self.shown} ended a change with an unexpected error") from refused(reply, "a change")
@@ -253,6 +260,8 @@ class FencedRedis:
         if isinstance(reply, bytes):
             raise self._superseded(_fence_of(reply))
         if error_word(reply):
+            if error_word(reply) in _ELSEWHERE:
+                connection.close(f"was closed after the error {error_word(reply)}")
             raise refused(reply, "the fence")
         if self.fence == fence:
             self._token = token
