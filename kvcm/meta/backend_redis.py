@@ -116,7 +116,7 @@ class RedisBackend(Direct):
         packed = self._packer.pack(changes)
         if len(packed) != 1:
             return False
-        ((args, number, chain),) = packed
+        ((args, number, chain, _),) = packed
         usual = self._usual(changes)
 
         def done() -> None:
@@ -230,7 +230,7 @@ class RedisBackend(Direct):
         """At most PART_BLOCKS. All of them, none, or OutcomeUnknown."""
         usual = self._usual(changes)
         begun = False
-        for args, number, chain in self._packer.pack(changes):
+        for args, number, chain, _ in self._packer.pack(changes):
             # Each script tells all the keys: a follower may read between the two.
             opening = self._opening(changes, fence, usual)
             await self._outcome(self._redis.run(PUT_CHAIN if chain else PUT_FIELDS, opening + args, number + 9, fence), changes, begun=begun)

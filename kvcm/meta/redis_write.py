@@ -11,9 +11,7 @@ JSON differs in id and URI only, so the rest is made once, and the script finds 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping, Sequence
-from itertools import chain as flattened
 from typing import Any, NamedTuple
 
 from kvcm.common.redis.fenced import arg
@@ -24,13 +22,10 @@ Fields = list[tuple[bytes, bytes]]
 
 _UNSAFE = b'"\\' + bytes(range(32))  # must be escaped in JSON
 _MAX_HEADS = 1024
-_MIN_ALIKE = 4
-_TAIL_AT = 21
 _MAX_MIDDLES = 4096
 PART_BLOCKS = 256
 """Blocks of one script: few enough to hold neither Redis nor our loop for long."""
 _NO_CHECKSUM = bytes(8)
-_TAIL = struct.Struct("<8sqq")  # of a header: id, previous key, checksum
 # key, the JSON in three parts
 _LINK = b'$%d\r\n%b\r\n$%d\r\n{"id":"%b%b%b"}]}\r\n'
 _WRITING, _SERVING = bytes([Status.WRITING]), bytes([Status.SERVING])
@@ -48,14 +43,8 @@ class Packed(NamedTuple):
     args: bytes
     number: int
     chain: bool
-
-
-class _Front(NamedTuple):
-    """The wire bytes in front of a URI, and where that begins."""
-
-    head: bytes
-    at: int
-    spec: bytes
+    state: bytes = b""
+    """Of all locations, if every block has one and they are in the same state."""
 
 
 class RecentWrites:
@@ -66,28 +55,35 @@ class RecentWrites:
         self.kept_bytes = 0
         self._kept: dict[tuple[int, ...], tuple[bytes, tuple[bytes, ...], Packed]] = {}
 
-    def keep(self, keys: tuple[int, ...], headers: Sequence[bytes], wires: tuple[bytes, ...], packed: Packed) -> None:
-        """`headers`: of the state WRITING."""
+    def keep(self, changes: Mapping[int, Block], packed: Packed) -> None:
+        """`changes`: blocks with one location each, which is WRITING, and so packed."""
+        keys = tuple(changes)
         self._forget(keys)
+        headers, wires = zip(*[block[0] for block in changes.values()], strict=True)
         self._kept[keys] = (b"".join(headers), wires, packed)
         self.kept_bytes += len(packed.args)
         while self.kept_bytes > self._max_bytes:
             self._forget(next(iter(self._kept)))
 
-    def take(self, keys: tuple[int, ...], headers: Sequence[bytes], wires: tuple[bytes, ...]) -> Packed | None:
+    def take(self, changes: Mapping[int, Block]) -> Packed | None:
         """The same change with all blocks SERVING, if it was kept. Then it is not kept any longer."""
+        keys = tuple(changes)
         found = self._kept.get(keys)
-        if found is None or headers[0][0] != Status.SERVING:
+        if found is None:
             return None
         self._forget(keys)
         begun, same_wires, packed = found
+        try:
+            headers, wires = zip(*[location for (location,) in changes.values()], strict=True)
+        except ValueError:
+            return None
         now = bytearray(b"".join(headers))
         if now[::HEADER_BYTES] != _SERVING * len(keys):
             return None
         now[::HEADER_BYTES] = _WRITING * len(keys)
         if now != begun or wires != same_wires:
             return None
-        return packed._replace(args=packed.args.replace(_IS_WRITING, _IS_SERVING))
+        return packed._replace(args=packed.args.replace(_IS_WRITING, _IS_SERVING), state=_SERVING)
 
     def _forget(self, keys: tuple[int, ...]) -> None:
         found = self._kept.pop(keys, None)
@@ -105,66 +101,22 @@ class BlockPacker:
         self._heads: dict[bytes, tuple[bytes, int]] = {}
         """Wire bytes in front of the URI of a location with one spec -> (the spec's name, length of the URI)."""
         self._lengths: list[int] = []
-        self._fronts: dict[int, _Front] = {}
-        """Length of the wire bytes of a location with one spec -> what they began with when one of that length was last looked at."""
         self._middles: dict[bytes, bytes] = {}
 
     def pack(self, changes: Mapping[int, Block]) -> list[Packed]:
         """The arguments of one or two scripts: the usual blocks and the others. At most PART_BLOCKS blocks."""
-        if self._fast and (whole := self._pack_alike(changes)) is not None:
-            return [whole]
+        state = _state_of(changes) if self._fast else b""
+        if state == _SERVING and (again := self._recent.take(changes)) is not None:
+            return [again]
         usual, others = self._pack_chain(changes) if self._fast else (None, list(changes.items()))
         if not others:
-            return [usual] if usual is not None else []
+            if usual is None:
+                return []
+            if state == _WRITING and usual.state == _WRITING:
+                self._recent.keep(changes, usual)
+            return [usual]
         rest = self._pack_fields(others)
         return [rest] if usual is None else [usual, rest]
-
-    def _pack_alike(self, changes: Mapping[int, Block]) -> Packed | None:
-        """A chain of usual blocks in the same state and storage, as one call writes them, in few steps for all of them; None for anything else."""
-        try:
-            locations = [location for (location,) in changes.values()]
-        except ValueError:
-            return None
-        if len(locations) < _MIN_ALIKE:
-            return None
-        keys = tuple(changes)
-        headers, wires = zip(*locations, strict=True)
-        if (again := self._recent.take(keys, headers, wires)) is not None:
-            return again
-        names, previous, checksums = zip(*_TAIL.iter_unpack(b"".join([header[_TAIL_AT:] for header in headers])), strict=True)
-        if previous[1:] != keys[:-1] or any(checksums) or not b"".join(names).isalnum():
-            return None
-        first, start = headers[0], headers[1][:13]
-        if {header[:13] for header in headers[1:]} != {start} or not start[4] & 1 or first[:4] != start[:4] or first[5:13] != start[5:13]:
-            return None
-        # The bytes in front of a URI hold its length, so they differ where the lengths do; there are one or two lengths.
-        lengths = tuple(map(len, wires))
-        different = set(lengths)
-        fronts = self._fronts
-        if not fronts.keys() >= different:
-            self._learn_fronts(wires)
-            if not fronts.keys() >= different:
-                return None
-        specs = {fronts[length].spec for length in different}
-        uris = [wire[at:] for (head, at, _), wire in zip(map(fronts.__getitem__, lengths), wires, strict=True) if wire.startswith(head)]
-        if len(uris) != len(wires):
-            fronts.clear()
-            return None
-        if len(specs) > 1 or _is_unsafe(b"".join(uris)):
-            return None
-        middle = _middle_of(locations[1], specs.pop())
-        texts = (b"%d " * len(keys) % keys).split()
-        around = _AROUND + len(middle)
-        sizes = {length: around + length - fronts[length].at for length in different}
-        link = b'$%d\r\n%b\r\n$%d\r\n{"id":"%b' + middle.replace(b"%", b"%%") + b'%b"}]}\r\n'
-        values = zip(map(len, texts), texts, map(sizes.__getitem__, lengths), names, uris, strict=True)
-        args = link * len(keys) % tuple(flattened.from_iterable(values))
-        packed = Packed(args, 2 * len(keys), True)
-        if first[4] & 1:
-            packed = Packed(_BREAK + arg(b"%d" % previous[0]) + args, 2 * len(keys) + 2, True)
-        if start[0] == Status.WRITING:
-            self._recent.keep(keys, headers, wires, packed)
-        return packed
 
     def _pack_chain(self, changes: Mapping[int, Block]) -> tuple[Packed | None, list[tuple[int, Block]]]:
         """The usual blocks, and what is left: it takes the slow way."""
@@ -175,6 +127,7 @@ class BlockPacker:
         before: int | None = None
         before_raw = b""
         head = start = middle = b""
+        states: set[bytes] = set()
         total = length = size = 0
         for key, block in changes.items():
             text = b"%d" % key
@@ -183,6 +136,7 @@ class BlockPacker:
                     others.append((key, block))
                 else:
                     parts.append(_REMOVED % (len(text), text))
+                    states.add(b"")
                     count += 2
                 continue
             location = block[0]
@@ -194,12 +148,14 @@ class BlockPacker:
                     continue
                 head, total, length, start = found, len(wire), len(found), header[:13]
                 middle = self._middle(head, location)
+                states.add(start[:1])
                 size = _AROUND + len(middle) + total - length
             name = header[21:29]
-            if not name.isalnum() or header[37:] != _NO_CHECKSUM:
+            follows = header[29:] == before_raw and header[4] & 1
+            if not name.isalnum() or (not follows and header[37:] != _NO_CHECKSUM):
                 others.append((key, block))
                 continue
-            if before is None or header[29:37] != before_raw or not header[4] & 1:
+            if not follows:
                 previous = previous_key_of(location)
                 if previous != before:
                     parts.append(_BREAK + (arg(b"%d" % previous) if previous is not None else _BLANK))
@@ -208,10 +164,10 @@ class BlockPacker:
             uris.append(uri)
             parts.append(_LINK % (len(text), text, size, name, middle, uri))
             count += 2
-            before, before_raw = key, key.to_bytes(8, "little", signed=True)
+            before, before_raw = key, key.to_bytes(8, "little", signed=True) + _NO_CHECKSUM
         if _is_unsafe(b"".join(uris)):
             return None, list(changes.items())
-        return (Packed(b"".join(parts), count, True) if parts else None), others
+        return (Packed(b"".join(parts), count, True, states.pop() if len(states) == 1 else b"") if parts else None), others
 
     def _pack_fields(self, page: Sequence[tuple[int, Block]]) -> Packed:
         packed = [self._one(b"%d" % key, block) for key, block in page]
@@ -279,14 +235,6 @@ class BlockPacker:
             self._lengths.append(len(head))
         return head
 
-    def _learn_fronts(self, wires: Sequence[bytes]) -> None:
-        if len(self._fronts) >= _MAX_HEADS:
-            self._fronts.clear()
-        for wire in {len(wire): wire for wire in wires}.values():
-            head = self._head_of(wire)
-            if head is not None:
-                self._fronts[len(wire)] = _Front(head, len(head), self._heads[head][0])
-
     def _middle(self, head: bytes, location: Location) -> bytes:
         """The JSON between id and URI."""
         kind = head + location.header[:13]
@@ -297,6 +245,13 @@ class BlockPacker:
                 self._middles.clear()
             self._middles[kind] = middle
         return middle
+
+
+def _state_of(changes: Mapping[int, Block]) -> bytes:
+    """Of the first block, if it has one location."""
+    for block in changes.values():
+        return block[0].header[:1] if len(block) == 1 else b""
+    return b""
 
 
 def _middle_of(location: Location, spec: bytes) -> bytes:

@@ -215,6 +215,20 @@ def test_what_ends_a_write_is_packed_as_if_its_beginning_had_not_been(keys: list
     assert warm.pack(ended) == BlockPacker(RECORDS).pack(ended)
 
 
+@given(st.lists(st.tuples(st.integers(1, 9), st.none() | KEYS, st.sampled_from([0, 5, 1_700_000_000_000_000]), st.booleans()), min_size=1, max_size=5))
+def test_several_chains_are_written_as_their_blocks_one_by_one(chains: list[tuple[int, int | None, int, bool]]) -> None:
+    blocks: dict[int, Block] = {}
+    for length, previous, created, finished in chains:
+        for _ in range(length):
+            key = len(blocks) * 7919 - 20
+            begun = location(f"{len(blocks):08x}", f"file://nfs_01/{key}?size=1024", previous, created=created)
+            blocks[key] = (promote(begun) if finished else begun,)
+            previous = key
+    assert packed(blocks) == {key: {name.decode(): value.decode() for name, value in BlockPacker(RECORDS).fields_of(block)} for key, block in blocks.items()}
+    (whole,) = BlockPacker(RECORDS).pack(blocks)
+    assert whole.chain
+
+
 def test_what_is_kept_of_writes_is_bounded_and_forgotten() -> None:
     recent = RecentWrites(max_bytes=3000)
     packer = BlockPacker(RECORDS, recent=recent)
