@@ -131,6 +131,8 @@ class RedisCoordinator:
         if word and self._connection is not None:
             # READONLY: this Redis is a replica by now. Whatever it is, a new connection finds out where the master is and whether the login still counts.
             self._connection.close(f"was closed after the error {word}")
+        if word == "WRONGTYPE":
+            raise StorageError(f"Redis at {self._target.shown} holds something else under {self._lock}, {self._term} or {self._nodes}: take it away.")
         if word:
             raise refused(reply, "a step of the election")
         return reply

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from kvcm.common.redis.cluster_fenced import Call
-from kvcm.common.redis.fenced import FENCED, Script, arg
+from kvcm.common.redis.fenced import FENCED, HELD, Script, arg
 from kvcm.meta.redis_changes import APPEND
 from kvcm.meta.redis_write import Packed
 
@@ -19,9 +19,10 @@ from kvcm.meta.redis_write import Packed
 # is not refused memory any more.)
 _CLAIM = Script(
     APPEND
+    + HELD
     + """
-local token = redis.call('GET', KEYS[1])
-local held, given = string.sub(token or '', 1, 20), string.sub(ARGV[1], 1, 20)
+local token, held = held_now()
+local given = string.sub(ARGV[1], 1, 20)
 if held > given then return token end
 if held < given then
   if ARGV[2] == '0' then
@@ -39,7 +40,7 @@ if done.err then
   redis.call('DEL', KEYS[2])
   redis.call('SET', KEYS[1], ARGV[1])
 end
-return {token or ''}
+return {token}
 """
 )
 

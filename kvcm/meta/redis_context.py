@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kvcm.common.clock import Clock
 from kvcm.common.errors import OutcomeUnknown, StorageError
-from kvcm.common.redis.connection import RedisConnection, ask, connect, glob_escaped, pack
+from kvcm.common.redis.connection import RedisConnection, RedisRefused, ask, connect, glob_escaped, pack
 from kvcm.common.redis.fenced import FencedRedis
 from kvcm.common.redis.target import RedisTarget
 from kvcm.meta.redis_scan import KeyScans
@@ -76,9 +76,12 @@ class RedisContext:
         key = self.list_key(target)
         if key:
             connection = await redis.connection()
-            (known,) = await ask(connection, [pack("SISMEMBER", key, instance_id)], target.timeout_s)
-            if not known:  # a Redis that is full refuses to be told again
-                await ask(connection, [pack("SADD", key, instance_id)], target.timeout_s)
+            try:
+                (known,) = await ask(connection, [pack("SISMEMBER", key, instance_id)], target.timeout_s)
+                if not known:  # a Redis that is full refuses to be told again
+                    await ask(connection, [pack("SADD", key, instance_id)], target.timeout_s)
+            except RedisRefused as error:
+                raise StorageError(f"instance {instance_id} cannot be listed under {key} in Redis at {target.shown}: {error.message}") from error
 
     async def stored_instances(self, target: RedisTarget, in_use: Collection[str]) -> list[str]:
         """Instances of this cluster that are not in use and still have blocks. Raises StorageError."""

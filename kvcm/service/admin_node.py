@@ -67,6 +67,7 @@ class _Node:
     async def check_health(self, request: admin.CheckHealthRequest, call: Call) -> Reply:
         known = self._cluster.snapshot()
         response = admin.CheckHealthResponse(is_leader=known.is_leader, is_health=known.is_health, elector_last_loop_time_ms=known.elector_last_loop_ms)
+        response.header.status.message = known.problem
         return finish(response, call)
 
     async def cluster_info(self, request: admin.GetManagerClusterInfoRequest, call: Call) -> Reply:

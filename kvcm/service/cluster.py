@@ -61,7 +61,7 @@ class ClusterSnapshot:
 
     `self_leader_expiration_us`: wall clock, -1 when this node does not lead. `elector_last_loop_ms`: wall clock of the elector's last turn.
     `is_leader`: this node may answer leader-only requests. `is_health`: the elector runs, a leader is known, and if it is
-    this node it is also recovered.
+    this node it is also recovered. `problem`: why `is_health` is not true, a sentence for a person.
     """
 
     self_node_id: str
@@ -72,6 +72,7 @@ class ClusterSnapshot:
     elector_last_loop_ms: int = 0
     is_leader: bool = False
     is_health: bool = False
+    problem: str = ""
 
 
 class ClusterView(Protocol):

@@ -100,6 +100,7 @@ class LiveCluster:
             leader_id, leader, epoch = "", Endpoint(), 0
         last_loop = self._runner.last_loop_wall_ms
         fresh = self._clock.wall_us() // 1000 - last_loop < self._stale_ms
+        healthy = fresh and bool(leader_id) and (serving or leader_id != own_id)
         return ClusterSnapshot(
             self_node_id=own_id,
             leader_node_id=leader_id,
@@ -108,8 +109,17 @@ class LiveCluster:
             self_leader_expiration_us=self._runner.lease_ends_wall_us(),
             elector_last_loop_ms=last_loop,
             is_leader=serving,
-            is_health=fresh and bool(leader_id) and (serving or leader_id != own_id),
+            is_health=healthy,
+            problem="" if healthy else self._problem(fresh, leader_id),
         )
+
+    def _problem(self, fresh: bool, leader_id: str) -> str:
+        if not fresh:
+            return "the election loop does not run"
+        if leader_id:
+            return "this node is taking over"
+        failure = self._runner.last_failure
+        return f"no leader is known; {failure}" if failure else "no leader is known"
 
     async def nodes(self) -> tuple[NodeView, ...]:
         """`ClusterView.nodes`. While the coordinator does not answer: the nodes of the last time."""

@@ -246,6 +246,30 @@ def test_a_full_redis_goes_on_with_every_change_that_makes_no_block_larger(place
     run(story())
 
 
+@pytest.mark.parametrize("other", ["text", "hash", "long digits"])
+def test_what_is_no_token_under_the_name_of_a_fence_excludes_nobody(place: RedisPlace, other: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with place.leader(3) as backend:
+            await backend.apply({1: place.block(1)}, 3)
+            for name in place.fences:
+                place.node_of(name).call("DEL", name)
+                if other == "hash":
+                    place.node_of(name).call("HSET", name, "a", "b")
+                else:
+                    place.node_of(name).call("SET", name, "garbage" if other == "text" else "9" * 40 + ".x")
+            if other == "hash":  # what a script says about it may have come in the middle of a change
+                with pytest.raises(OutcomeUnknown):
+                    await backend.apply({2: place.block(2)}, 3)
+            assert await backend.apply({2: place.block(2)}, 3) == {}
+            async with place.leader(4) as heir:
+                assert set(await loaded(heir)) == {1, 2}
+                with pytest.raises(FencedOut):
+                    await backend.apply({3: place.block(3)}, 3)
+
+    run(story())
+    assert ("redis_unexpected_error" if other == "hash" else "redis_fence_lost") in caplog.text
+
+
 def test_one_that_lost_its_data_is_said_and_goes_on(place: RedisPlace, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async with place.leader(3) as backend:

@@ -132,6 +132,7 @@ class FencedSlot(ClusterSlot):
             if word in NOTHING_DONE:
                 raise refused(reply, "a change")
             log.error("redis_unexpected_error at=%s word=%s: whether the change was made is looked up", self.nodes.shown, word)
+            self._claimed = None  # a fence that somebody has overwritten is set again
             raise OutcomeUnknown(f"{self.nodes.shown} ended a change with an unexpected error") from refused(reply, "a change")
         raise StorageError(f"{self.nodes.shown} keeps changing hands; repeat the call")
 

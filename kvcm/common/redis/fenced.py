@@ -62,6 +62,16 @@ class Script:
         return b"*%d\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (count + 5, self._head, len(key), key, len(token), token, args)
 
 
+# What stands there and its fence, both empty for what is no token of ours: something else under this name excludes nobody, or nobody could ever lead again.
+HELD = """
+local function held_now()
+  local token = redis.pcall('GET', KEYS[1])
+  local held = type(token) == 'string' and string.match(token, '^%d+%.') or ''
+  if #held ~= 21 then return '', '' end
+  return token, string.sub(held, 1, 20)
+end
+"""
+
 FENCED = """
 local token = redis.call('GET', KEYS[1])
 if token ~= ARGV[1] then return token or '' end
@@ -70,12 +80,13 @@ if token ~= ARGV[1] then return token or '' end
 # A Redis that is full must still get a leader, which may remove something. A script that has written is not refused memory any more, so the old token
 # goes first.
 _CLAIM = Script(
-    """
-local token = redis.call('GET', KEYS[1])
-if token and string.sub(token, 1, 20) > string.sub(ARGV[1], 1, 20) then return token end
+    HELD
+    + """
+local token, held = held_now()
+if held > string.sub(ARGV[1], 1, 20) then return token end
 redis.call('DEL', KEYS[1])
 redis.call('SET', KEYS[1], ARGV[1])
-return {token or ''}
+return {token}
 """
 )
 
@@ -198,6 +209,7 @@ class FencedRedis:
                         connection.close(f"was closed after the error {word}")
                     raise refused(reply, "a change")
                 log.error("redis_unexpected_error at=%s word=%s: whether the change was made is looked up", self.shown, word)
+                self._token = b""  # a fence that somebody has overwritten is set again
                 raise OutcomeUnknown(f"Redis at {self.shown} ended a change with an unexpected error") from refused(reply, "a change")
             self._refused_by(reply, token, fence)
         raise StorageError(f"Redis at {self.shown} keeps changing hands; repeat the call")
@@ -218,7 +230,7 @@ class FencedRedis:
         if holder > fence:
             raise self._superseded(holder)
         if token == self._token:
-            if not stored:
+            if not holder:
                 log.error("redis_fence_lost at=%s: Redis has forgotten who leads, so it has probably lost data; the fence is set again", self.shown)
             self._token = b""
 
@@ -287,7 +299,7 @@ def fence_of(token: bytes | None) -> int:
 
 def _fence_of(token: bytes) -> int:
     digits = token[:FENCE_DIGITS]
-    return int(digits) if digits.isdigit() else 0
+    return int(digits) if digits.isdigit() and token[FENCE_DIGITS : FENCE_DIGITS + 1] == b"." else 0
 
 
 def arg(raw: bytes) -> bytes:
