@@ -266,6 +266,7 @@ class CrashWorld:
         for left in range(_LOOKS, 0, -1):
             term = self.term()
             try:
+                self.synced()
                 self._check()
                 return
             except (AssertionError, OSError, HTTPException):
