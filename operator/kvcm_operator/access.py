@@ -19,7 +19,7 @@ from kvcm.resources.manager_security import DEFAULT_KEY
 from kvcm_operator import names
 from kvcm_operator.admin import Silent
 from kvcm_operator.subject import mapping
-from kvcm_operator.world import MANAGER, Json, KubeApi, Ref
+from kvcm_operator.world import MANAGER, Door, Json, KubeApi, Ref
 
 CA_KEY = "ca.crt"
 TLS_KEYS = ("tls.crt", "tls.key", CA_KEY)
@@ -42,10 +42,19 @@ async def access(kube: KubeApi, namespace: str, manager: str) -> ClientSecurity:
     """For one manager, now. Raises Silent when a Secret is not there or not readable, and what `kube` raises."""
     spec = mapping(mapping(await kube.get(Ref(MANAGER, namespace, manager))).get("spec"))
     credential = await _token(kube, namespace, manager, mapping(spec.get("adminToken")))
-    secret = mapping(spec.get("tls")).get("secretName")
+    return await _secured(kube, namespace, manager, credential, str(mapping(spec.get("tls")).get("secretName") or ""))
+
+
+async def door_access(kube: KubeApi, namespace: str, manager: str, door: Door) -> ClientSecurity:
+    """For one pod, now. Raises as `access`."""
+    credential = await _read_token(kube, namespace, door.token_secret, door.token_key) if door.token_secret else None
+    return await _secured(kube, namespace, manager, credential, door.tls_secret)
+
+
+async def _secured(kube: KubeApi, namespace: str, manager: str, credential: BearerToken | None, secret: str) -> ClientSecurity:
     if not secret:
         return ClientSecurity(None, credential) if credential is not None else PLAIN
-    ca = entry(await kube.get(Ref("Secret", namespace, str(secret))), CA_KEY)
+    ca = entry(await kube.get(Ref("Secret", namespace, secret)), CA_KEY)
     if not ca:
         raise Silent(f"the Secret {secret} with the manager's certificate does not exist, or has no {CA_KEY}")
     # The address ends with a dot and the domain of the cluster; certificates do not.
@@ -66,6 +75,10 @@ async def _token(kube: KubeApi, namespace: str, manager: str, wanted: Json) -> B
         return None
     given = mapping(wanted.get("secret"))
     name, key = (str(given.get("name")), str(given.get("key") or DEFAULT_KEY)) if kind == "secret" else (names.admin_token(manager), DEFAULT_KEY)
+    return await _read_token(kube, namespace, name, key)
+
+
+async def _read_token(kube: KubeApi, namespace: str, name: str, key: str) -> BearerToken:
     content = entry(await kube.get(Ref("Secret", namespace, name)), key).decode("utf-8", "replace")
     first = next((item.strip() for item in content.replace("\n", ",").split(",") if item.strip()), "")
     try:

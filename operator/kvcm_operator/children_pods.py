@@ -23,6 +23,9 @@ from kvcm_operator.world import Json
 CONFIG_HASH = "kvcm.io/config-hash"
 COORDINATION = "kvcm.io/coordination"
 """Annotation of a pod: the election that it takes part in."""
+TOKEN_KEY = "kvcm.io/admin-token-key"
+"""Annotation of a pod: the entry of its Secret that holds the token of administrators."""
+TOKEN_VOLUME, TLS_VOLUME, ADMIN_PORT = "admin-token", "tls", "admin-grpc"
 CONFIG_MOUNT = "/etc/kvcm"
 STATE_MOUNT = "/var/lib/kvcm"
 STARTUP_FILE = "startup.json"
@@ -48,7 +51,7 @@ def stateful_set(resource: KVCacheManagerResource, image: str, mounts: Sequence[
     name, spec = resource.metadata.name, resource.spec
     pod = _pod_spec(resource, image, mounts)
     # The hash covers the settings too: a pod reads them only when it starts.
-    template_meta = {"labels": {**spec.pod_labels, **names.labels(name)}, "annotations": {**spec.pod_annotations, COORDINATION: coordination_place(resource)}}
+    template_meta = {"labels": {**spec.pod_labels, **names.labels(name)}, "annotations": {**spec.pod_annotations, **_notes(resource)}}
     content = json.dumps([config_hash, template_meta, pod], sort_keys=True)
     template_meta["annotations"][CONFIG_HASH] = hashlib.sha256(content.encode()).hexdigest()[:16]
     return {
@@ -64,6 +67,12 @@ def stateful_set(resource: KVCacheManagerResource, image: str, mounts: Sequence[
             "template": {"metadata": template_meta, "spec": pod},
         },
     }
+
+
+def _notes(resource: KVCacheManagerResource) -> dict[str, str]:
+    """What the operator has to know of a pod for as long as it runs, whatever the spec says by then."""
+    token = token_secret(resource)
+    return {COORDINATION: coordination_place(resource), **({TOKEN_KEY: token[1]} if token is not None else {})}
 
 
 def token_secret(resource: KVCacheManagerResource) -> tuple[str, str] | None:
@@ -85,9 +94,9 @@ def _pod_spec(resource: KVCacheManagerResource, image: str, mounts: Sequence[Mou
         own.append(("registry", REGISTRY_MOUNT, volume_source(spec.registry.volume)))
     token = token_secret(resource)
     if token is not None:
-        own.append(("admin-token", ADMIN_TOKEN_MOUNT, {"secret": {"secretName": token[0], "defaultMode": _SECRET_MODE}}))
+        own.append((TOKEN_VOLUME, ADMIN_TOKEN_MOUNT, {"secret": {"secretName": token[0], "defaultMode": _SECRET_MODE}}))
     if spec.tls is not None:
-        own.append(("tls", TLS_MOUNT, {"secret": {"secretName": spec.tls.secret_name, "defaultMode": _SECRET_MODE}}))
+        own.append((TLS_VOLUME, TLS_MOUNT, {"secret": {"secretName": spec.tls.secret_name, "defaultMode": _SECRET_MODE}}))
     own += [(one.name, one.path, {"secret": {"secretName": one.secret, "defaultMode": _SECRET_MODE}}) for one in secret_mounts(spec)]
     volumes = [*own, *((mount.name, mount.path, mount.source) for mount in mounts)]
     pod: Json = {
@@ -125,7 +134,7 @@ def _container(resource: KVCacheManagerResource, image: str, mounts: Sequence[tu
     spec, ports = resource.spec, resource.spec.service.ports
     # A name that outlives the pod's address and that a certificate can have; resolvers of pods put the cluster's domain behind it.
     host = f"$(POD_NAME).{names.headless_service(resource.metadata.name)}.$(POD_NAMESPACE).svc"
-    numbers = {"meta-grpc": ports.meta_grpc, "meta-http": ports.meta_http, "admin-grpc": ports.admin_grpc, "admin-http": ports.admin_http}
+    numbers = {"meta-grpc": ports.meta_grpc, "meta-http": ports.meta_http, ADMIN_PORT: ports.admin_grpc, "admin-http": ports.admin_http}
     return {
         "name": CONTAINER,
         "image": image,

@@ -6,17 +6,21 @@ addresses mean nothing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from kvcm.client.admin_client import AdminClient
+from kvcm.client.security import ClientSecurity
 from kvcm.common.errors import InvalidArgument
-from kvcm_operator.access import access
+from kvcm_operator.access import access, door_access
+from kvcm_operator.admin import Silent
 from kvcm_operator.names import client_service, leader_service
-from kvcm_operator.world import AdminApi, KubeApi
+from kvcm_operator.world import AdminApi, Door, KubeApi
 
 TIMEOUT_S = 10.0
 MAX_OVERRIDES = 1024
+_log = logging.getLogger("kvcm.operator.directory")
 
 
 class Directory:
@@ -45,19 +49,32 @@ class Directory:
     def connect(self, namespace: str, manager: str, port: int) -> AbstractAsyncContextManager[AdminApi]:
         return self._connect(namespace, manager, port)
 
-    def connect_nodes(self, namespace: str, manager: str, hosts: Sequence[str], port: int) -> AbstractAsyncContextManager[Sequence[AdminApi]]:
-        return self._connect_nodes(namespace, manager, hosts, port)
+    def connect_nodes(self, namespace: str, manager: str, doors: Sequence[Door]) -> AbstractAsyncContextManager[Sequence[AdminApi | None]]:
+        return self._connect_nodes(namespace, manager, doors)
 
     @asynccontextmanager
-    async def _connect_nodes(self, namespace: str, manager: str, hosts: Sequence[str], port: int) -> AsyncIterator[Sequence[AdminApi]]:
-        security = await access(self._kube, namespace, manager)
+    async def _connect_nodes(self, namespace: str, manager: str, doors: Sequence[Door]) -> AsyncIterator[Sequence[AdminApi | None]]:
+        # All pods of one template have the same locks, which are read once.
+        keys = {(door.token_secret, door.token_key, door.tls_secret): door for door in doors}
+        securities = {key: await self._security(namespace, manager, door) for key, door in keys.items()}
         async with AsyncExitStack() as stack:
-            clients: list[AdminApi] = []
-            for host in hosts:
-                address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            clients: list[AdminApi | None] = []
+            for door in doors:
+                security = securities[door.token_secret, door.token_key, door.tls_secret]
+                if security is None:
+                    clients.append(None)
+                    continue
+                address = f"[{door.host}]:{door.port}" if ":" in door.host else f"{door.host}:{door.port}"
                 client = AdminClient(address, timeout_s=TIMEOUT_S, trace_id="kvcm-operator", security=security)
                 clients.append(await stack.enter_async_context(client))
             yield clients
+
+    async def _security(self, namespace: str, manager: str, door: Door) -> ClientSecurity | None:
+        try:
+            return await door_access(self._kube, namespace, manager, door)
+        except Silent as error:
+            _log.warning("pod_not_opened manager=%s/%s pod_address=%s: %s", namespace, manager, door.host, error.message)
+            return None
 
     @asynccontextmanager
     async def _connect(self, namespace: str, manager: str, port: int) -> AsyncIterator[AdminApi]:

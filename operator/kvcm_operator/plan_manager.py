@@ -53,7 +53,9 @@ def judge(subject: Subject, sight: Sight, wall_us: int, grace_s: float, synced: 
 
 def more_conditions(subject: Subject, verdict: Verdict, sight: Sight, note: str) -> tuple[Wanted, ...]:
     """Available and Progressing. `note`: something about pods that people should know."""
-    if sight.serving.healthy or (sight.serving.healthy is None and verdict.ready is TRUE):
+    # The Service may not be opened yet as the spec says, while the pods, asked one by one, tell that a leader serves.
+    told = sight.serving.healthy is None and sight.leader is not None and sight.leader.known and sight.leader.serves
+    if sight.serving.healthy or told or (sight.serving.healthy is None and verdict.ready is TRUE):
         available = Wanted(ConditionType.AVAILABLE, TRUE, Reason.SERVING, "")
     else:
         available = Wanted(ConditionType.AVAILABLE, FALSE, verdict.reason, verdict.message)

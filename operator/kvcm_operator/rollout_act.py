@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from kvcm.client.admin_types import ClusterInfo
 from kvcm.common.errors import KvcmError
 from kvcm.resources.conditions import Reason
-from kvcm_operator.admin import AdminTrouble, Speaker
-from kvcm_operator.gate import admin_port
+from kvcm_operator.admin import AdminTrouble, Silent, Speaker
 from kvcm_operator.passes import event
 from kvcm_operator.rollout import LOOK_S, Plan
 from kvcm_operator.rollout_fleet import Fleet, Node
@@ -42,7 +41,7 @@ async def hear(subject: Subject, world: World, fleet: Fleet) -> Heard:
     words: dict[str, ClusterInfo] = {}
     if asked:
         try:
-            async with world.admin.connect_nodes(subject.ref.namespace, subject.ref.name, [node.host for node in asked], admin_port(subject)) as apis:
+            async with world.admin.connect_nodes(subject.ref.namespace, subject.ref.name, [node.door for node in asked]) as apis:
                 answers = await asyncio.gather(*map(_word, apis))
         except KubeForbidden:
             raise
@@ -73,7 +72,9 @@ async def _demote(subject: Subject, world: World, found: Plan, node: Node, befor
     message = f"asking pod {node.name} to give up leadership before it is replaced or stopped"
     await world.kube.emit(event(subject, "Normal", Reason.HANDING_OVER.value, message))
     try:
-        async with world.admin.connect_nodes(subject.ref.namespace, subject.ref.name, [node.host], admin_port(subject)) as (api,):
+        async with world.admin.connect_nodes(subject.ref.namespace, subject.ref.name, [node.door]) as (api,):
+            if api is None:
+                raise Silent("the Secret with its token or certificate is not as it must be")
             stepped = await Speaker(api).step_down(KEEP_OUT_MS)
     except AdminTrouble as error:
         _log.warning("demotion_not_asked manager=%s/%s pod=%s: %s", subject.ref.namespace, subject.ref.name, node.name, error.message)
@@ -84,7 +85,9 @@ async def _demote(subject: Subject, world: World, found: Plan, node: Node, befor
     return replace(found, again_s=LOOK_S, handover=found.handover if stepped else before)
 
 
-async def _word(api: AdminApi) -> ClusterInfo | None:
+async def _word(api: AdminApi | None) -> ClusterInfo | None:
+    if api is None:
+        return None
     try:
         async with asyncio.timeout(ASK_S):
             return await Speaker(api).cluster()

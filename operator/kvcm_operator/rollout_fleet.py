@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvcm.resources.manager_uris import ALONE
 from kvcm_operator.children_pods import CONFIG_HASH, CONTAINER, COORDINATION
+from kvcm_operator.door import door_of
 from kvcm_operator.subject import mapping, seconds_since
-from kvcm_operator.world import Json
+from kvcm_operator.world import Door, Json
 
+REVISION_LABEL = "controller-revision-hash"
 SLOW_S = 300.0
 """A pod of this age that is not ready is said to be in trouble, whatever the reason."""
 OVERDUE_S = 60.0
@@ -42,6 +44,7 @@ class Node:
     """One pod. `host`: its address, empty before it has one. `outdated`: not of the newest template. `stopping`: it is being deleted.
 
     `place`: the election that it takes part in; pods of the time before there were several have no word about it.
+    `door`: how its admin API is opened.
     `trouble`: why it will not be ready soon, as a part of a sentence; empty when nothing is known to be wrong. `ready_for_s`: infinite when not known.
     """
 
@@ -56,6 +59,7 @@ class Node:
     trouble: str
     place: str = ALONE
     ready_for_s: float = 0.0
+    door: Door = field(default_factory=Door)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +99,10 @@ def fleet_of(stateful_set: Json | None, pods: Iterable[Json], wall_us: int) -> F
         return Fleet(exists=False, size=0, seen=False, nodes=())
     meta, spec = mapping(stateful_set.get("metadata")), mapping(stateful_set.get("spec"))
     template = mapping(mapping(spec.get("template")).get("metadata"))
-    newest = mapping(template.get("annotations")).get(CONFIG_HASH)
-    observed = mapping(stateful_set.get("status")).get("observedGeneration")
+    status = mapping(stateful_set.get("status"))
+    observed = status.get("observedGeneration")
     size = spec.get("replicas")
+    newest = (mapping(template.get("annotations")).get(CONFIG_HASH), str(status.get("updateRevision") or ""))
     found = (_node(str(meta.get("name") or ""), pod, newest, wall_us) for pod in pods)
     return Fleet(
         exists=True,
@@ -107,11 +112,11 @@ def fleet_of(stateful_set: Json | None, pods: Iterable[Json], wall_us: int) -> F
     )
 
 
-def _node(owner: str, pod: Json, newest: object, wall_us: int) -> Node | None:
+def _node(owner: str, pod: Json, newest: tuple[object, str], wall_us: int) -> Node | None:
     meta, status = mapping(pod.get("metadata")), mapping(pod.get("status"))
     name = str(meta.get("name") or "")
     start, _, ordinal = name.rpartition("-")
-    if start != owner or not ordinal.isdecimal():
+    if start != owner or not ordinal.isdecimal() or ordinal != str(int(ordinal)):
         return None
     ready = _condition(status, "Ready").get("status") == "True"
     stopping = meta.get("deletionTimestamp") is not None
@@ -122,12 +127,20 @@ def _node(owner: str, pod: Json, newest: object, wall_us: int) -> Node | None:
         host=str(status.get("podIP") or ""),
         image=_image(pod),
         ready=ready,
-        outdated=mapping(meta.get("annotations")).get(CONFIG_HASH) != newest,
+        outdated=_outdated(meta, *newest),
         stopping=stopping,
         trouble="" if ready and not stopping else _trouble(meta, status, wall_us),
         place=str(mapping(meta.get("annotations")).get(COORDINATION) or ALONE),
         ready_for_s=_ready_for_s(status, wall_us) if ready else 0.0,
+        door=door_of(pod),
     )
+
+
+def _outdated(meta: Json, config_hash: object, revision: str) -> bool:
+    """By our hash, and by the revision that the set's controller writes on pods: a pod that was made while somebody had changed the set's template by hand
+    has our hash and another content."""
+    made_from = str(mapping(meta.get("labels")).get(REVISION_LABEL) or "")
+    return mapping(meta.get("annotations")).get(CONFIG_HASH) != config_hash or bool(revision and made_from and made_from != revision)
 
 
 def _trouble(meta: Json, status: Json, wall_us: int) -> str:

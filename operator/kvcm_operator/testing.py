@@ -18,7 +18,7 @@ from kvcm.common.clock import Clock, FakeClock
 from kvcm.common.errors import Conflict, NotFound
 from kvcm.resources.schema import KINDS, root_schema
 from kvcm_operator.subject import mapping, timestamp
-from kvcm_operator.world import FINALIZER, OUR_KINDS, AdminApi, Event, Json, Ref
+from kvcm_operator.world import FINALIZER, OUR_KINDS, AdminApi, Door, Event, Json, Ref
 
 EVENT_WINDOW_S = 300.0
 _SCHEMAS: dict[str, Json] = {info.kind: root_schema(info)["properties"]["status"] for info in KINDS}
@@ -215,10 +215,10 @@ class FakeDirectory:
     def connect(self, namespace: str, manager: str, port: int) -> AbstractAsyncContextManager[AdminApi]:
         return self._connect(namespace, manager)
 
-    def connect_nodes(self, namespace: str, manager: str, hosts: Sequence[str], port: int) -> AbstractAsyncContextManager[Sequence[AdminApi]]:
+    def connect_nodes(self, namespace: str, manager: str, doors: Sequence[Door]) -> AbstractAsyncContextManager[Sequence[AdminApi | None]]:
         if self.nodes is None:
             raise ManagerUnreachable("no manager here has several pods")
-        found: AbstractAsyncContextManager[Sequence[AdminApi]] = self.nodes.connect(hosts, self.on_call)
+        found: AbstractAsyncContextManager[Sequence[AdminApi | None]] = self.nodes.connect(doors, self.on_call)
         return found
 
     @asynccontextmanager

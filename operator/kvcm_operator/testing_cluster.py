@@ -5,6 +5,8 @@ Each step is one look of every controller. A new pod is a new manager process: i
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 
 from kvcm_operator.subject import Subject, mapping
@@ -52,7 +54,7 @@ class FakeCluster:
 
     def _scale(self, ref: Ref) -> None:
         body = self._kube.body(ref)
-        status = {"observedGeneration": body["metadata"]["generation"], "replicas": body["spec"]["replicas"]}
+        status = {"observedGeneration": body["metadata"]["generation"], "replicas": body["spec"]["replicas"], "updateRevision": _revision(body)}
         if body.get("status") != status:
             self._kube.set_status(ref, status)
         for number in range(body["spec"]["replicas"]):
@@ -80,6 +82,10 @@ class FakeCluster:
         self._on_pod(body)
 
 
+def _revision(stateful_set: Json) -> str:
+    return f"{stateful_set['metadata']['name']}-{hashlib.sha256(json.dumps(stateful_set['spec']['template'], sort_keys=True).encode()).hexdigest()[:10]}"
+
+
 def _pod(stateful_set: Json, number: int, finalizers: Sequence[str]) -> Json:
     meta, template = stateful_set["metadata"], stateful_set["spec"]["template"]
     owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": meta["name"], "uid": meta["uid"], "controller": True}
@@ -89,7 +95,7 @@ def _pod(stateful_set: Json, number: int, finalizers: Sequence[str]) -> Json:
         "metadata": {
             "name": f"{meta['name']}-{number}",
             "namespace": meta["namespace"],
-            "labels": template["metadata"]["labels"],
+            "labels": {**template["metadata"]["labels"], "controller-revision-hash": _revision(stateful_set)},
             "annotations": template["metadata"]["annotations"],
             "ownerReferences": [owner],
             "finalizers": list(finalizers),

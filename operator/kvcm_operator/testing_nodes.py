@@ -16,7 +16,7 @@ from kvcm.client.admin_types import ClusterInfo, CopyState, Health, NodeCopies, 
 from kvcm.common.clock import FakeClock
 from kvcm.common.errors import NotLeader, NotReady
 from kvcm_operator.testing import FakeDirectory, FakeKube
-from kvcm_operator.world import Json, Ref
+from kvcm_operator.world import Door, Json, Ref
 
 _OF_A_NODE = ("cluster_info", "check_health", "campaign_delay_ms", "set_campaign_delay", "leader_demote")
 
@@ -119,17 +119,18 @@ class Nodes:
         copies = None if leads else NodeCopies(CopyState.LOADING if node.filling else CopyState.WARM)
         return NodeState(NodeEndpoint(name, "", 0, 0, 0, 0, ""), self._role(name), self.epoch if leads else 0, copies)
 
-    def connect(self, hosts: Sequence[str], on_call: Callable[[str], Any] | None) -> AbstractAsyncContextManager[Sequence[Any]]:
-        return self._connect(hosts, on_call)
+    def connect(self, doors: Sequence[Door], on_call: Callable[[str], Any] | None) -> AbstractAsyncContextManager[Sequence[Any]]:
+        return self._connect(doors, on_call)
 
     @asynccontextmanager
-    async def _connect(self, hosts: Sequence[str], on_call: Callable[[str], Any] | None) -> AsyncIterator[Sequence[Any]]:
-        yield [_NodeLine(self, host, on_call) for host in hosts]
+    async def _connect(self, doors: Sequence[Door], on_call: Callable[[str], Any] | None) -> AsyncIterator[Sequence[Any]]:
+        yield [_NodeLine(self, door, on_call) for door in doors]
 
-    def at(self, host: str) -> FakeNode | None:
+    def at(self, door: Door) -> FakeNode | None:
+        """Behind its own door only: another port, token or TLS than its pod was started with leads to nobody."""
         for name, node in self.by_name.items():
             ref = Ref("Pod", self._namespace, name)
-            if self._kube.has(ref) and self._kube.body(ref)["status"].get("podIP") == host and not node.silent:
+            if self._kube.has(ref) and _opens(self._kube.body(ref), door) and not node.silent:
                 return node
         return None
 
@@ -147,19 +148,26 @@ class Nodes:
         return NodeRole.LEADER if self.serves else NodeRole.PROMOTING
 
 
+def _opens(pod: Json, door: Door) -> bool:
+    ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+    secrets = {one["name"]: one["secret"]["secretName"] for one in pod["spec"]["volumes"] if "secret" in one}
+    there = (pod["status"].get("podIP"), ports["admin-grpc"], secrets.get("admin-token", ""), secrets.get("tls", ""))
+    return there == (door.host, door.port, door.token_secret, door.tls_secret)
+
+
 class _NodeLine:
     """A connection to one pod's address."""
 
-    def __init__(self, nodes: Nodes, host: str, on_call: Callable[[str], Any] | None) -> None:
+    def __init__(self, nodes: Nodes, door: Door, on_call: Callable[[str], Any] | None) -> None:
         self._nodes = nodes
-        self._host = host
+        self._door = door
         self._on_call = on_call
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         async def call(*arguments: Any) -> Any:
             if self._on_call is not None:
                 await self._on_call(method)
-            node = self._nodes.at(self._host)
+            node = self._nodes.at(self._door)
             if node is None:
                 raise ManagerUnreachable("this node cannot be reached")
             return await getattr(node, method)(*arguments)

@@ -145,6 +145,17 @@ class AdminApi(Protocol):
     async def leader_demote(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Door:
+    """One node's admin API. Secrets by name, in the manager's namespace; empty: there is no token, no TLS."""
+
+    host: str = ""
+    port: int = 0
+    token_secret: str = ""
+    token_key: str = ""
+    tls_secret: str = ""
+
+
 class AdminDirectory(Protocol):
     """Where a manager's admin API is, and a connection to it for the length of one pass."""
 
@@ -156,8 +167,8 @@ class AdminDirectory(Protocol):
         """By its Service; calls that concern the configuration find the leader."""
         ...
 
-    def connect_nodes(self, namespace: str, manager: str, hosts: Sequence[str], port: int) -> AbstractAsyncContextManager[Sequence[AdminApi]]:
-        """Single nodes by the addresses of their pods, in this order; for calls that concern one node."""
+    def connect_nodes(self, namespace: str, manager: str, doors: Sequence[Door]) -> AbstractAsyncContextManager[Sequence[AdminApi | None]]:
+        """Single nodes, in this order, for calls that concern one node. None for one whose Secret is not as it must be."""
         ...
 
 

@@ -17,7 +17,7 @@ from kvcm_operator.admin import Silent, Speaker
 from kvcm_operator.directory import Directory
 from kvcm_operator.runtime import RECONCILERS
 from kvcm_operator.testing_house import House, applied_manager, group, storage
-from kvcm_operator.world import GROUP, MANAGER, STORAGE, Ref
+from kvcm_operator.world import GROUP, MANAGER, STORAGE, Door, Ref
 
 pytestmark = pytest.mark.integration
 
@@ -107,7 +107,10 @@ def test_a_guarded_manager_is_spoken_to_with_its_secrets(tmp_path: Path) -> None
             door = house.world.admin
             # A node by its address: the certificate names the Service.
             host, _, port = manager.admin_address.rpartition(":")
-            async with door.connect_nodes("default", "demo", [host], int(port)) as (node,):
+            doors = [Door(host, int(port), "ours", "token", "certificate"), Door(host, int(port), "gone")]
+            async with door.connect_nodes("default", "demo", doors) as (node, closed):
+                assert closed is None, "a Secret that is away closes its own pods only"
+                assert node is not None
                 assert (await Speaker(node).cluster()).leader_node_id
             # Another token, then another authority: the manager is silent, not gone.
             house.kube.edit(Ref("Secret", "default", "ours"), lambda body: body.update(data=secret("ours", {"token": b"wrong"})["data"]))

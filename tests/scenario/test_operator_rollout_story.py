@@ -14,7 +14,8 @@ from kvcm.common.errors import OutcomeUnknown
 from kvcm_operator.admin import Silent
 from kvcm_operator.testing_house import House, group, storage
 from kvcm_operator.testing_nodes import Nodes
-from kvcm_operator.testing_several import BOSS, deleted, events, is_reason, message, ready, ready_pod, run, spec
+from kvcm_operator.testing_several import BOSS, SET, deleted, events, is_reason, message, ready, ready_pod, run, spec
+from kvcm_operator.world import Ref
 
 pytestmark = pytest.mark.scenario
 
@@ -215,7 +216,7 @@ def test_a_manager_that_cannot_be_opened_at_all_is_not_touched() -> None:
     """The Secret with the token is away, say."""
 
     async def story(house: House, nodes: Nodes) -> None:
-        def closed(hosts: object, on_call: object) -> AbstractAsyncContextManager[Sequence[Any]]:
+        def closed(doors: object, on_call: object) -> AbstractAsyncContextManager[Sequence[Any]]:
             raise Silent("the Secret demo-admin-token does not exist")
 
         real = nodes.connect
@@ -280,5 +281,25 @@ def test_all_pods_go_with_the_manager_and_nobody_is_asked() -> None:
         await house.beats(lambda: house.kube.refs("Pod") == [])
         assert nodes.demoted == []
         assert not house.kube.has(BOSS)
+
+    run(story)
+
+
+def test_a_pod_made_while_somebody_had_changed_the_set_by_hand_is_replaced() -> None:
+    """`kubectl set image` on the StatefulSet while the operator is away: the pod bears the operator's hash and runs something else."""
+
+    async def story(house: House, nodes: Nodes) -> None:
+        house.kube.edit(SET, lambda body: body["spec"]["template"]["spec"]["containers"][0].update(image="kvcm:by-hand"))
+        house.kube.mark_deleted(Ref("Pod", "default", "demo-1"))
+        for _ in range(4):
+            house.cluster.step()
+        assert house.kube.body(Ref("Pod", "default", "demo-1"))["spec"]["containers"][0]["image"] == "kvcm:by-hand"
+        house.kube.writes.clear()
+        await house.beat()
+        await house.beats(partial(ready, house))
+        images = {house.kube.body(Ref("Pod", "default", f"demo-{number}"))["spec"]["containers"][0]["image"] for number in range(3)}
+        assert images == {"kvcm:test"}
+        assert deleted(house) == ["demo-1"], "the others never had anything else"
+        assert nodes.demoted == []
 
     run(story)

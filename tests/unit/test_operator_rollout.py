@@ -46,7 +46,7 @@ def the_set(observed: int | None = 2, replicas: int = 3) -> Json:
 
 
 def test_pods_are_read_in_the_order_of_their_numbers_and_strangers_are_left_out() -> None:
-    strangers = [pod("demo-copy"), pod("demo-0-debug"), pod("other-1"), pod("demo-")]
+    strangers = [pod("demo-copy"), pod("demo-01"), pod("demo-0-debug"), pod("other-1"), pod("demo-")]
     found = fleet_of(the_set(), [pod("demo-10"), pod("demo-2", "old", ready=False, podIP="10.0.0.7"), pod("demo-0", leaving=True), *strangers], NOW)
     assert [node.name for node in found.nodes] == ["demo-0", "demo-2", "demo-10"]
     assert [node.name for node in found.living] == ["demo-2", "demo-10"]
