@@ -19,6 +19,7 @@ from typing import Any
 from kvcm.common.clock import Clock
 from kvcm.common.errors import KvcmError
 from kvcm.coordination.elector import Campaign, CancelPromote, Command, Demote, Elector, ElectorSettings, KeepAlive, Promote, Resign, Role
+from kvcm.coordination.namesake import Namesake
 from kvcm.coordination.port import Coordinator
 from kvcm.coordination.standing_back import StandingBack
 
@@ -58,6 +59,7 @@ class LeaderRunner:
         self._on_demote = on_demote
         self._elector = Elector(settings)
         self._standing_back = StandingBack(coordinator, settings.node_id, ready)
+        self._namesake = Namesake(coordinator, settings.node_id)
         self._call_s = max(settings.lease_ms / 3, settings.loop_interval_ms) / 1000
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
@@ -201,7 +203,9 @@ class LeaderRunner:
         epoch, failed = None, False
         try:
             async with asyncio.timeout(self._call_s):
-                if await self._standing_back.may_campaign(sent):
+                if await self._namesake.leads():
+                    self._say("another manager runs with this node id and leads: give each manager its own kvcm.leader_elector.node_id")
+                elif await self._standing_back.may_campaign(sent):
                     epoch = await self._coordinator.campaign(self._settings.node_id, self._settings.lease_ms)
         except Exception as error:
             failed = True
@@ -218,6 +222,8 @@ class LeaderRunner:
         except Exception as error:
             failed = True
             self._note("keep_alive", "the lease cannot be renewed", error)
+        if not accepted and not failed:
+            self._namesake.refused(epoch)
         self._elector.kept_alive(sent, self._clock.monotonic_us(), epoch, accepted, failed)
         self._pump()
 
@@ -265,8 +271,10 @@ class LeaderRunner:
             reason = "no answer in time"
         else:
             reason = f"internal error ({type(error).__name__})"
-        text = f"{what}: {reason}"
+        known = isinstance(error, (KvcmError, TimeoutError))
+        self._say(f"{what}: {reason}", None if known else error)
+
+    def _say(self, text: str, error: Exception | None = None) -> None:
         if text != self._failure:
             self._failure = text
-            known = isinstance(error, (KvcmError, TimeoutError))
-            _log.error("node %s: %s", self._settings.node_id, text, exc_info=None if known else error)
+            _log.error("node %s: %s", self._settings.node_id, text, exc_info=error)

@@ -72,6 +72,32 @@ def test_a_single_node_leads_serves_drains_and_gives_the_lease_back() -> None:
     play(story)
 
 
+def test_two_processes_with_one_node_id_do_not_take_the_lease_from_each_other_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        coordinator = MemoryCoordinator(SystemClock())
+        first, second = Node(coordinator), Node(coordinator)
+        await first.runner.start()
+        await first.runner.wait_for(Role.LEADER)
+        await second.runner.start()
+        await second.runner.wait_for(Role.LEADER)  # for all that it knows, its former self has ended
+        await first.runner.wait_for(Role.FOLLOWER)
+        while not first.runner.last_failure:
+            await asyncio.sleep(0)
+        turns = first.runner.last_loop_wall_ms + 50
+        while first.runner.last_loop_wall_ms < turns:
+            await asyncio.sleep(0.005)
+        assert second.calls == ["promote 2"]
+        assert second.runner.is_leader()
+        await second.runner.stop()
+        await first.runner.wait_for(Role.LEADER)
+        assert first.runner.last_failure == ""
+        await first.runner.stop()
+        assert first.calls == ["promote 1", "demote 1", "promote 3", "demote 3"]
+
+    play(story)
+    assert caplog.text.count("another manager runs with this node id and leads: give each manager its own") == 1
+
+
 def test_a_failed_promotion_releases_the_lease_and_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         node = Node(MemoryCoordinator(SystemClock()))
