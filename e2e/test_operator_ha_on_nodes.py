@@ -8,6 +8,8 @@ these the leader Service must have followed the election within a second, and ev
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 import urllib.request
@@ -42,7 +44,7 @@ _OTHERS = {"quay.io/coreos/etcd": ETCD.image, "redis": REDIS.image}
 _CHECKER = ROOT / "e2e/support/checker.py"
 _CHECKER_PORT = 8099
 _FOLLOWS_S, _AT_WORST_S = 1.0, 5.0
-"""How soon after an election the leader Service leads to the winner: usually, and when this machine is busy with something else at that moment."""
+"""How soon the leader Service leads to the winner: usually, once it has recovered and serves; and after its election, when this machine is busy."""
 _ELECTION_S = 60.0
 _READY_S = 120
 
@@ -124,14 +126,14 @@ def test_three_managers_on_real_nodes(
             _operator(node_cluster, 0)
             _leader_deleted(house, "the leader's pod deleted while no operator runs")
             _operator(node_cluster, 1)
+            _leader_killed(house)
             _image_changed(house)
             _scaled(house)
 
             assert leadership.broken == []
-            late = [term.service_at - term.won_at for term in house.terms]
-            assert median(late) <= _FOLLOWS_S, late
-            assert max(late) <= _AT_WORST_S, late
-            assert record.problems(dips=4) == []
+            assert median(term.service_at - term.serving_at for term in house.terms) <= _FOLLOWS_S, house.terms
+            assert max(term.service_at - term.won_at for term in house.terms) <= _AT_WORST_S, house.terms
+            assert record.problems(dips=8) == []
             _removed(node_cluster, sample)
     finally:
         _operator(node_cluster, 1)
@@ -154,6 +156,17 @@ def _leader_deleted(house: House, what: str) -> None:
         assert new.uid != old.uid
         house.wait_settled(3)
         assert house.leadership.epochs()[-2:] == [old.epoch, new.epoch], "one leader followed the other, and no third one"
+
+
+def _leader_killed(house: House) -> None:
+    """Its process alone, as by a crash: the kubelet starts it again in the same pod, which bears the label until another one wins."""
+    with _disturbed(house, "the leader's process killed") as old:
+        began = time.time()
+        os.kill(_process_of(old.uid), signal.SIGKILL)
+        new = house.leadership.term_after(old.epoch, seconds=_ELECTION_S)
+        house.say(f"  another one was elected {new.won_at - began:.1f} s after the kill, with leases of 5 s")
+        assert new.uid != old.uid, "whoever has died leaves the lease to others"
+        house.wait_settled(3)
 
 
 def _image_changed(house: House) -> None:
@@ -257,6 +270,18 @@ def _start_checker(house: House) -> None:
     }
     house.kube.create("Pod", _PLACE, pod)
     house.kubectl("wait", "--for=condition=Ready", "pod/checker", "--timeout=90s", timeout=100)
+
+
+def _process_of(uid: str) -> int:
+    """The manager in this pod. Its namespaces lie within this machine's, so it can be seen and signalled from here."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            inside = f"pod{uid}" in (folder / "cgroup").read_text(encoding="utf-8")
+            if inside and b"serve" in (folder / "cmdline").read_bytes().split(b"\0"):
+                return int(folder.name)
+        except OSError:
+            continue  # it ended meanwhile
+    raise AssertionError(f"no manager runs in the pod {uid}")
 
 
 def _ready(pod: Json) -> bool:
