@@ -232,7 +232,10 @@ class CrashWorld:
         assert outcome != "INVALID_ARGUMENT", "the snapshot is wrong"
 
     def demote(self) -> None:
+        """Where there is another node, that one takes over."""
         engine = self.engine
+        delay_ms = LEASE_MS if len(self.alive) > 1 else 0
+        engine.ok(engine.admin, "UpdateLeaderElectorConfig", campaign_delay_time_ms=delay_ms)
         attempt(lambda: engine.admin.call("LeaderDemote", {"trace_id": "t"}))
 
     def synced(self) -> None:
