@@ -47,7 +47,14 @@ async def access(kube: KubeApi, namespace: str, manager: str) -> ClientSecurity:
 
 async def door_access(kube: KubeApi, namespace: str, manager: str, door: Door) -> ClientSecurity:
     """For one pod, now. Raises as `access`."""
-    credential = await _read_token(kube, namespace, door.token_secret, door.token_key) if door.token_secret else None
+    if not door.token_secret:
+        return await _secured(kube, namespace, manager, None, door.tls_secret)
+    key = door.token_key
+    if not key:
+        spec = mapping(mapping(await kube.get(Ref(MANAGER, namespace, manager))).get("spec"))
+        given = mapping(mapping(spec.get("adminToken")).get("secret"))
+        key = str(given.get("key") or DEFAULT_KEY) if given.get("name") == door.token_secret else DEFAULT_KEY
+    credential = await _read_token(kube, namespace, door.token_secret, key)
     return await _secured(kube, namespace, manager, credential, door.tls_secret)
 
 

@@ -22,8 +22,8 @@ DESIRED_HASH = "kvcm.io/desired-hash"
 SETTINGS_FILE = "kvcm.conf"
 
 
-def build(resource: KVCacheManagerResource, uid: str, image: str, mounts: Sequence[Mount]) -> list[Json]:
-    """All objects, in the order in which they have to appear. `uid`: of the KVCacheManager, their owner."""
+def build(resource: KVCacheManagerResource, uid: str, image: str, mounts: Sequence[Mount], *, bound: bool = False) -> list[Json]:
+    """All objects, in the order in which they have to appear. `uid`: of the KVCacheManager, their owner. `bound`: it has a RoleBinding already."""
     config = config_map(resource)
     pieces = [
         config,
@@ -31,7 +31,7 @@ def build(resource: KVCacheManagerResource, uid: str, image: str, mounts: Sequen
         headless_service(resource),
         client_service(resource),
         leader_service(resource),
-        *([role_binding(resource)] if elects(resource.spec) else []),
+        *([role_binding(resource)] if elects(resource.spec) or bound else []),
         disruption_budget(resource),
         stateful_set(resource, image, mounts, config_hash=digest(config["data"])),
     ]
@@ -70,7 +70,7 @@ def leader_service(resource: KVCacheManagerResource) -> Json:
 
 def role_binding(resource: KVCacheManagerResource) -> Json:
     """Get, list and patch pods of the namespace, for the label of the leader. To a role that is there already: an operator that could make roles
-    could make any."""
+    could make any. One that elects no more loses the right: the operator may not delete bindings, so nobody is left in it."""
     name, namespace = resource.metadata.name, resource.metadata.namespace
     return _object(
         resource,
@@ -78,7 +78,7 @@ def role_binding(resource: KVCacheManagerResource) -> Json:
         "RoleBinding",
         names.role_binding(name),
         roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": names.POD_ROLE},
-        subjects=[{"kind": "ServiceAccount", "name": names.service_account(name), "namespace": namespace}],
+        subjects=[{"kind": "ServiceAccount", "name": names.service_account(name), "namespace": namespace}] if elects(resource.spec) else [],
     )
 
 

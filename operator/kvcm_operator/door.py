@@ -6,7 +6,6 @@ knocks at an old one as at a new one hears nothing: then nobody could tell who l
 
 from __future__ import annotations
 
-from kvcm.resources.manager_security import DEFAULT_KEY
 from kvcm_operator.children_pods import ADMIN_PORT, CONTAINER, TLS_VOLUME, TOKEN_KEY, TOKEN_VOLUME
 from kvcm_operator.gate import DEFAULT_ADMIN_PORT
 from kvcm_operator.subject import mapping
@@ -21,7 +20,7 @@ def door_of(pod: Json) -> Door:
         host=str(mapping(pod.get("status")).get("podIP") or ""),
         port=_port(spec),
         token_secret=secrets.get(TOKEN_VOLUME, ""),
-        token_key=str(notes.get(TOKEN_KEY) or DEFAULT_KEY),
+        token_key=str(notes.get(TOKEN_KEY) or ""),
         tls_secret=secrets.get(TLS_VOLUME, ""),
     )
 

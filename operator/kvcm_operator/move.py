@@ -13,7 +13,7 @@ from kvcm.resources.manager_uris import coordination_place
 from kvcm_operator.children import owner
 from kvcm_operator.children_apply import check_owner
 from kvcm_operator.passes import event
-from kvcm_operator.rollout_fleet import Fleet
+from kvcm_operator.rollout_fleet import Fleet, lingering
 from kvcm_operator.subject import Subject, mapping
 from kvcm_operator.verdict import Verdict, waiting
 from kvcm_operator.world import Json, Ref, World
@@ -45,8 +45,8 @@ async def stop_all(subject: Subject, resource: KVCacheManagerResource, world: Wo
     return True
 
 
-def moving_verdict() -> Verdict:
-    return waiting(Reason.ROLLING_OUT, MOVING)
+def moving_verdict(fleet: Fleet) -> Verdict:
+    return waiting(Reason.ROLLING_OUT, f"{MOVING}{lingering(fleet.nodes)}")
 
 
 def moving_conditions() -> tuple[Wanted, ...]:

@@ -9,7 +9,7 @@ from kvcm.resources.manager import KVCacheManagerResource
 from kvcm_operator import names
 from kvcm_operator.children import port_names
 from kvcm_operator.rollout import Plan
-from kvcm_operator.rollout_fleet import Fleet
+from kvcm_operator.rollout_fleet import Fleet, lingering
 from kvcm_operator.rollout_leader import Leadership
 from kvcm_operator.serving import Serving
 from kvcm_operator.subject import Subject, mapping, timestamp
@@ -39,8 +39,8 @@ def judge(subject: Subject, sight: Sight, wall_us: int, grace_s: float, synced: 
     """The questions in order: should there be pods, are they the right ones, are they ready, do they answer, do they serve?"""
     serving = sight.serving
     if sight.replicas == 0:
-        if sight.fleet.living:
-            return waiting(Reason.SCALING_DOWN, "the pods are being stopped", synced=TRUE)
+        if sight.fleet.nodes:
+            return waiting(Reason.SCALING_DOWN, f"the pods are being stopped{lingering(sight.fleet.nodes)}", synced=TRUE)
         return Verdict(FALSE, Reason.SCALED_TO_ZERO, "there are no pods, as the spec asks", TRUE, synced)
     if not sight.outside and sight.plan.reason is not None:
         return waiting(sight.plan.reason, sight.plan.message, synced=TRUE)
@@ -74,6 +74,12 @@ def kept_conditions(subject: Subject, verdict: Verdict) -> tuple[Wanted, ...]:
     value = TRUE if old.get("status") == "True" else FALSE
     reason = reason_of(old.get("reason"), verdict.reason)
     available = Wanted(ConditionType.AVAILABLE, value, reason, str(old.get("message") or ""))
+    return available, Wanted(ConditionType.PROGRESSING, Value.FALSE, verdict.reason, "")
+
+
+def down_conditions(verdict: Verdict) -> tuple[Wanted, ...]:
+    """When nothing can be done with the pods, and none is ready."""
+    available = Wanted(ConditionType.AVAILABLE, FALSE, verdict.reason, "no pod is ready")
     return available, Wanted(ConditionType.PROGRESSING, Value.FALSE, verdict.reason, "")
 
 

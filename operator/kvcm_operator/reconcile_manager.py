@@ -21,7 +21,7 @@ from kvcm_operator.children_secret import check_own, missing_entry, token_secret
 from kvcm_operator.children_volumes import Volumes, volumes
 from kvcm_operator.move import moving_conditions, moving_facts, moving_verdict, must_stop_first, stop_all
 from kvcm_operator.passes import event, forbidden
-from kvcm_operator.plan_manager import Sight, facts, judge, kept_conditions, more_conditions
+from kvcm_operator.plan_manager import Sight, down_conditions, facts, judge, kept_conditions, more_conditions
 from kvcm_operator.release import going_away
 from kvcm_operator.rollout import LOOK_S, plan
 from kvcm_operator.rollout_act import carry_out, hear
@@ -30,7 +30,7 @@ from kvcm_operator.rollout_handover import remembered
 from kvcm_operator.rollout_leader import Leadership, aged
 from kvcm_operator.scale import Size, size
 from kvcm_operator.serving import SILENT, ask
-from kvcm_operator.subject import Subject
+from kvcm_operator.subject import Subject, mapping
 from kvcm_operator.verdict import TRUE, Verdict, paused, refused, silent, stalled, status_of, waiting
 from kvcm_operator.world import GROUP, STORAGE, Json, KubeForbidden, Outcome, Ref, World
 
@@ -52,7 +52,7 @@ async def _reconcile(subject: Subject, world: World) -> Outcome:
     try:
         manager = parse_manager(subject.document())
     except ResourceError as error:
-        return _unseen(subject, world, stalled(Reason.INVALID_SPEC, error.message))
+        return await _left_alone(subject, world, stalled(Reason.INVALID_SPEC, error.message))
     image = manager.spec.image or world.default_image
     if not image:
         return _unseen(subject, world, stalled(Reason.INVALID_SPEC, "spec.image: must be set, because this operator was given no image of its own"))
@@ -60,14 +60,14 @@ async def _reconcile(subject: Subject, world: World) -> Outcome:
     try:
         await work.bring()
     except _Moving as found:
-        status = status_of(subject, moving_verdict(), world.clock.wall_us(), moving_facts(found.fleet), moving_conditions())
+        status = status_of(subject, moving_verdict(found.fleet), world.clock.wall_us(), moving_facts(found.fleet), moving_conditions())
         return Outcome(status, requeue_after=LOOK_S, touched=work.touched)
     except _SecretMissing as error:
-        return _unseen(subject, world, waiting(Reason.SECRET_NOT_FOUND, error.message), touched=work.touched)
+        return await _left_alone(subject, world, waiting(Reason.SECRET_NOT_FOUND, error.message), touched=work.touched)
     except NotOurs as error:
-        return _unseen(subject, world, stalled(Reason.OBJECT_CONFLICT, error.message), touched=work.touched)
+        return await _left_alone(subject, world, stalled(Reason.OBJECT_CONFLICT, error.message), touched=work.touched)
     except ChildRefused as error:
-        return _unseen(subject, world, refused(Reason.CLUSTER_REFUSED, error.message), touched=work.touched)
+        return await _left_alone(subject, world, refused(Reason.CLUSTER_REFUSED, error.message), touched=work.touched)
     except (ChildLeaving, Conflict):
         verdict = waiting(Reason.RECONCILING, "an object of the manager is being deleted or changed by somebody else; it will be tried again")
         return _unseen(subject, world, verdict, touched=work.touched)
@@ -114,7 +114,7 @@ class _Work:
         wanted = size(self._manager.spec.replicas, fleet, self._leader)
         storages = await kube.list(STORAGE, subject.ref.namespace)
         self._volumes = volumes(subject.ref.name, storages, await kube.get(self._set_ref))
-        desired = build(self._sized(wanted), subject.uid, self._image, self._volumes.mounts)
+        desired = build(self._sized(wanted), subject.uid, self._image, self._volumes.mounts, bound=await self._bound())
         actual = [await kube.get(ref_to(body)) for body in desired]
         # A newer operator wishes for more than the one that settled this: what is new then was not removed by anybody.
         expected = subject.settled and not any(map(wished_otherwise, desired, actual))
@@ -137,10 +137,18 @@ class _Work:
             return self._manager
         return self._manager.model_copy(update={"spec": self._manager.spec.model_copy(update={"replicas": wanted.replicas})})
 
+    async def _bound(self) -> bool:
+        """Is there a RoleBinding of ours from a time when its pods elected a leader?"""
+        ref = Ref("RoleBinding", self._subject.ref.namespace, names.role_binding(self._subject.ref.name))
+        actual = None if self._elects else await self._world.kube.get(ref)
+        owners = mapping(mapping(actual).get("metadata")).get("ownerReferences") or []
+        return any(one.get("uid") == self._subject.uid for one in owners)
+
     async def _secrets(self) -> None:
         """Those that pods will mount. Raises _SecretMissing for one that a user has to bring."""
         kube, subject = self._world.kube, self._subject
-        wanted = wanted_entries(self._manager)
+        # No pod, no mount: whoever stops everything need not bring a Secret back for it.
+        wanted = wanted_entries(self._manager) if self._manager.spec.replicas else {}
         missing = missing_entry(wanted, {ref: await kube.get(ref) for ref in wanted})
         if missing:
             raise _SecretMissing(missing)
@@ -175,10 +183,7 @@ class _Work:
         return Outcome(status, requeue_after=after, touched=self.touched, corrections=self.corrections)
 
     async def _fleet(self) -> Fleet:
-        namespace, name = self._subject.ref.namespace, self._subject.ref.name
-        stateful_set = await self._world.kube.get(self._set_ref)
-        pods = await self._world.kube.list("Pod", namespace, names.selector(name))
-        return fleet_of(stateful_set, pods, self._world.clock.wall_us())
+        return await _fleet_of(self._subject, self._world)
 
     def _note(self) -> str:
         refused_ = ", ".join(self._volumes.refused)
@@ -186,6 +191,24 @@ class _Work:
         if self._manager.spec.replicas > 1 and self._manager.spec.metadata_backend.type == "local":
             notes.append("block metadata of groups is in the leader's memory (metadataBackend is local), so whoever leads next begins with an empty index")
         return "; ".join(notes)
+
+
+async def _left_alone(subject: Subject, world: World, verdict: Verdict, *, touched: bool = False) -> Outcome:
+    """Nothing can be done with its pods, perhaps for days. So what was known about them stays for as long as one of them is ready."""
+    outcome = _unseen(subject, world, verdict, touched=touched)
+    if world.admin.overridden(subject.ref.namespace, subject.ref.name):
+        return outcome
+    fleet = await _fleet_of(subject, world)
+    if not fleet.exists or fleet.ready:
+        return outcome
+    status = status_of(subject, verdict, world.clock.wall_us(), {"readyReplicas": 0, "leader": None}, down_conditions(verdict))
+    return replace(outcome, status=status)
+
+
+async def _fleet_of(subject: Subject, world: World) -> Fleet:
+    namespace, name = subject.ref.namespace, subject.ref.name
+    stateful_set = await world.kube.get(Ref("StatefulSet", namespace, names.stateful_set(name)))
+    return fleet_of(stateful_set, await world.kube.list("Pod", namespace, names.selector(name)), world.clock.wall_us())
 
 
 def _unseen(subject: Subject, world: World, verdict: Verdict, *, touched: bool = False) -> Outcome:

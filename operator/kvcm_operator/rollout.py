@@ -17,7 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvcm.resources.conditions import Reason
-from kvcm_operator.rollout_fleet import Fleet, Node
+from kvcm_operator.rollout_fleet import Fleet, Node, lingering
 from kvcm_operator.rollout_handover import Handover, in_vain, turn
 from kvcm_operator.rollout_leader import Leadership
 from kvcm_operator.scale import surplus
@@ -116,7 +116,7 @@ def _unseen(wanted: int, fleet: Fleet, *, rolling: bool) -> Plan:
 def _as_asked(wanted: int, fleet: Fleet, staying: list[Node]) -> Plan:
     """Nothing has to be taken away any more."""
     if any(node.ordinal >= wanted for node in fleet.nodes):
-        return Plan(Reason.SCALING_DOWN, STOPPING)
+        return Plan(Reason.SCALING_DOWN, f"{STOPPING}{lingering(fleet.nodes)}")
     return _down(wanted, fleet, staying, rolling=False) or Plan()
 
 

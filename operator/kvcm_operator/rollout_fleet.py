@@ -93,6 +93,12 @@ class Fleet:
         return next((node for node in self.living if node.name == name), None)
 
 
+def lingering(nodes: Iterable[Node]) -> str:
+    """The end of a sentence about pods that are to stop: the first that does not, if there is one. Pure."""
+    late = next((node for node in nodes if node.stopping and node.trouble), None)
+    return f"; pod {late.name} does not stop: {late.trouble}" if late is not None else ""
+
+
 def fleet_of(stateful_set: Json | None, pods: Iterable[Json], wall_us: int) -> Fleet:
     """`stateful_set` as stored, None when there is none; `pods` with its selector."""
     if stateful_set is None:

@@ -147,7 +147,10 @@ class AdminApi(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """One node's admin API. Secrets by name, in the manager's namespace; empty: there is no token, no TLS."""
+    """One node's admin API. Secrets by name, in the manager's namespace; empty: there is no token, no TLS.
+
+    `token_key` empty: its pod is of a release that did not say; then the spec's counts.
+    """
 
     host: str = ""
     port: int = 0

@@ -136,3 +136,26 @@ def test_a_token_that_the_manager_refuses_is_not_called_silence() -> None:
         assert house.condition(BOSS) == ("True", "Ready")
 
     run(story)
+
+
+def test_a_secret_that_goes_away_later_is_named_and_available_is_true_only_while_a_pod_is_ready() -> None:
+    async def story(house: House) -> None:
+        house.kube.put(secret("ours", token="a-token-of-ours"))
+        house.kube.put(applied_manager(adminToken={"type": "secret", "secret": {"name": "ours"}}))
+        await house.settle_cluster()
+        assert house.condition(BOSS) == ("True", "Ready")
+        house.kube.mark_deleted(Ref("Secret", "default", "ours"))
+        await house.settle_cluster()
+        assert house.condition(BOSS) == ("False", "SecretNotFound")
+        assert house.condition(BOSS, "Available") == ("True", "Serving"), "what runs goes on with the token that it has"
+        house.kube.set_status(POD, {"phase": "Running", "conditions": [{"type": "Ready", "status": "False"}]})
+        await house.settle()
+        assert house.condition(BOSS, "Available") == ("False", "SecretNotFound")
+        assert house.status(BOSS)["readyReplicas"] == 0
+        # To stop all needs no Secret.
+        house.kube.edit(BOSS, lambda body: body["spec"].update(replicas=0))
+        await house.settle_cluster()
+        assert house.condition(BOSS) == ("False", "ScaledToZero")
+        assert not house.kube.refs("Pod")
+
+    run(story)

@@ -288,3 +288,12 @@ def test_volume_names_are_valid_and_distinct() -> None:
     names = {volume_name(name) for name in ("a.b", "a-b", "x" * 253, "x" * 252)}
     assert len(names) == 4
     assert all(len(name) <= 63 and "." not in name for name in names)
+
+
+def test_one_that_elects_no_more_loses_its_right_to_pods() -> None:
+    resource = parse_manager(applied_manager())
+    bindings = [body for body in build(resource, "uid-1", "kvcm:1", [], bound=True) if body["kind"] == "RoleBinding"]
+    assert [body["subjects"] for body in bindings] == [[]]
+    before = next(body for body in made(SEVERAL) if body["kind"] == "RoleBinding")
+    assert differences(bindings[0], before) == ["metadata.annotations.kvcm.io/desired-hash", "subjects"]
+    assert not differences(bindings[0], {name: value for name, value in bindings[0].items() if name != "subjects"}), "as the API server stores it"

@@ -11,6 +11,7 @@ import pytest
 from kvcm.client.admin_types import ClusterInfo, CopyState, NodeCopies, NodeEndpoint, NodeRole, NodeState
 from kvcm.resources.conditions import Reason
 from kvcm_operator.children_pods import CONFIG_HASH
+from kvcm_operator.move import moving_verdict
 from kvcm_operator.rollout import plan
 from kvcm_operator.rollout_fleet import Fleet, Node, fleet_of
 from kvcm_operator.rollout_handover import Handover, remembered, turn
@@ -333,3 +334,18 @@ def test_a_smaller_size_asks_the_leader_that_has_to_go() -> None:
     # One that stays and is not ready cannot take over.
     weak = fleet(*(node(number, ready=number > 2) for number in range(5)))
     assert plan(3, weak, leads_4, None, NOW).demote is None
+
+
+def test_a_pod_that_does_not_stop_is_named_whatever_it_is_stopped_for() -> None:
+    pods = [pod("demo-0"), pod("demo-1"), pod("demo-2", leaving=True, ready=False)]
+    found = plan(2, fleet_of(the_set(replicas=2), pods, NOW), LEADS_0, None, NOW)
+    assert (found.reason, found.replace) == (Reason.SCALING_DOWN, None)
+    assert found.message.endswith("; pod demo-2 does not stop: its end is overdue; its node may be away")
+    assert moving_verdict(fleet_of(the_set(), pods, NOW)).message.endswith("; pod demo-2 does not stop: its end is overdue; its node may be away")
+
+
+def test_a_pod_that_was_made_from_a_changed_set_is_an_old_one_once_the_sets_controller_tells() -> None:
+    body, one = the_set(), pod("demo-0")
+    for revision, label, outdated in [("", "a", False), ("a", "", False), ("a", "a", False), ("a", "b", True)]:
+        body["status"]["updateRevision"], one["metadata"]["labels"] = revision, {"controller-revision-hash": label}
+        assert fleet_of(body, [one], NOW).nodes[0].outdated is outdated
