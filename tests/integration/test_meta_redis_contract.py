@@ -270,6 +270,27 @@ def test_what_is_no_token_under_the_name_of_a_fence_excludes_nobody(place: Redis
     assert ("redis_unexpected_error" if other == "hash" else "redis_fence_lost") in caplog.text
 
 
+def test_a_leader_of_the_same_epoch_from_another_election_ends_this_one(place: RedisPlace, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        told: list[bool] = []
+        place.context.on_fenced = lambda: told.append(True)
+        async with place.leader(3) as backend:
+            await backend.apply({key: place.block(key) for key in range(32)}, 3)
+            for name in place.fences:
+                place.node_of(name).call("SET", name, f"{3:020d}.0therone01234567")
+            with pytest.raises(FencedOut):
+                await backend.apply({40: place.block(40)}, 3)
+            assert told == [True]
+            assert set(await backend.read(range(32))) == set(range(32)), "it may still look"
+            with pytest.raises(FencedOut):
+                await backend.apply({40: place.block(40)}, 3)
+            async with place.leader(4) as heir:
+                assert set(await loaded(heir)) == set(range(32))
+
+    run(story())
+    assert "redis_two_leaders" in caplog.text
+
+
 def test_one_that_lost_its_data_is_said_and_goes_on(place: RedisPlace, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async with place.leader(3) as backend:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from kvcm.common.redis.cluster_nodes import ClusterNodes, Link
 from kvcm.common.redis.cluster_slot import ASKING, ClusterSlot
 from kvcm.common.redis.cluster_slots import NOT_NOW, redirect
 from kvcm.common.redis.connection import ConnectionLost, error_word, refused
-from kvcm.common.redis.fenced import FENCE_DIGITS, NOTHING_DONE, Script, Superseded, arg, fence_of
+from kvcm.common.redis.fenced import NOTHING_DONE, THIS_PROCESS, Script, Superseded, arg, fence_of, set_by, tell_of_two, token_of
 
 log = logging.getLogger("kvcm.redis")
 
@@ -64,6 +63,8 @@ class FencedSlot(ClusterSlot):
         self._key = arg(fence_key)
         self._claim_of = claim
         self._on_forgotten = on_forgotten
+        self._overtaken = 0
+        """The fence under which another process has been found."""
         self._claimed: Link | None = None
         """The link that `_token` was set for; None: it must be set before anything else."""
         self._token = b""
@@ -151,7 +152,9 @@ class FencedSlot(ClusterSlot):
             link, fence = await super().link(), self.fence
             if not fence:
                 return link
-            token = b"%0*d.%b" % (FENCE_DIGITS, fence, secrets.token_hex(8).encode())
+            if fence == self._overtaken:
+                raise self._superseded(fence)
+            token = token_of(fence, THIS_PROCESS)
             call = self._claim_of(fence)
             try:
                 answer = link.connection.send(call.packed(self._key, token), 1, self.nodes.target.timeout_s)
@@ -201,6 +204,10 @@ class FencedSlot(ClusterSlot):
         if holder > fence:
             raise self._superseded(holder)
         if token == self._token:
+            if holder == fence and not set_by(stored, THIS_PROCESS):
+                self._overtaken = fence
+                tell_of_two(self.nodes.shown, fence)
+                raise self._superseded(holder)
             self._claimed = None  # what was lost is told when it is set again
 
     def _forgotten(self) -> None:

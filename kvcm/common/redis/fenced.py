@@ -1,11 +1,14 @@
 """Writes that an old leader cannot make and that never land late (design D6).
 
-Every store keeps one key of its own, the token `<fence, 20 digits>.<random>`. Each mutation is one Lua script that begins by comparing the token with the
-one its writer set. A writer sets a new token
+Every store keeps one key of its own, the token `<fence, 20 digits>.<process, 8 digits><random>`. Each mutation is one Lua script that begins by comparing
+the token with the one its writer set. A writer sets a new token
 
 - when it becomes leader (the fence is higher), before it reads anything: from then on nothing of the old leader lands;
 - for every new connection (the fence is the same, the random part is not): from then on nothing lands that was sent over an earlier connection. So after a
   time-out or a lost connection, whose outcome is unknown, a read over the next connection tells the truth for good.
+
+A token of the same fence that another process has set means two elections that do not know of each other, each with a leader of that epoch. Whoever finds it
+has been overtaken: the other one has read the store after everything that landed before.
 
 The fence is as durable as the Redis that holds it: one that loses data (no persistence, eviction, a fail-over of Sentinel) can lose the fence too.
 """
@@ -32,6 +35,7 @@ _RETRY_CONNECT_S = 0.1
 NOTHING_DONE = frozenset({"OOM", "READONLY", "MISCONF", "NOREPLICAS", "LOADING", "MASTERDOWN", "BUSY", "NOAUTH", "UNKILLABLE"})
 
 
+THIS_PROCESS = secrets.token_hex(4).encode()
 _ELSEWHERE = frozenset({"READONLY", "NOAUTH", "MASTERDOWN"})
 """After these a new connection finds out where the master is by now, and whether the login still counts."""
 
@@ -94,12 +98,15 @@ return {token}
 class FencedRedis:
     """One writer's way to a store in Redis. Calls may overlap: they share one connection and are carried out in order."""
 
-    def __init__(self, target: RedisTarget, fence_key: str, name: str, on_connect: Callable[[], None] | None = None) -> None:
-        """`name`: of the connection, for CLIENT LIST. `on_connect`: told of every new connection."""
+    def __init__(self, target: RedisTarget, fence_key: str, name: str, on_connect: Callable[[], None] | None = None, *, process: bytes = THIS_PROCESS) -> None:
+        """`name`: of the connection, for CLIENT LIST. `on_connect`: told of every new connection. `process`: 8 bytes that name the writer's process."""
         self.target = target
         self._key = fence_key.encode()
         self._name = name
         self._on_connect = on_connect
+        self._process = process
+        self._overtaken = 0
+        """The fence under which another process has been found."""
         self._connection: RedisConnection | None = None
         self._token = b""
         """Of this connection; empty: not set yet."""
@@ -230,6 +237,10 @@ class FencedRedis:
         if holder > fence:
             raise self._superseded(holder)
         if token == self._token:
+            if holder == fence and not set_by(stored, self._process):
+                self._overtaken = fence
+                tell_of_two(self.shown, fence)
+                raise self._superseded(holder)
             if not holder:
                 log.error("redis_fence_lost at=%s: Redis has forgotten who leads, so it has probably lost data; the fence is set again", self.shown)
             self._token = b""
@@ -260,7 +271,9 @@ class FencedRedis:
 
     async def _claim(self, connection: RedisConnection) -> None:
         fence = self.fence
-        token = b"%0*d.%b" % (FENCE_DIGITS, fence, secrets.token_hex(8).encode())
+        if fence == self._overtaken:
+            raise self._superseded(fence)
+        token = token_of(fence, self._process)
         try:
             for _ in range(2):
                 (reply,) = await connection.send(_CLAIM.call(self._key, token, b"", 0), 1, self.target.timeout_s)
@@ -290,6 +303,21 @@ class FencedRedis:
 
     def _superseded(self, fence: int) -> Superseded:
         return Superseded(f"a newer leader has taken over the store in Redis at {self.shown}; this process may not write any more", fence)
+
+
+def token_of(fence: int, process: bytes) -> bytes:
+    """A new one."""
+    return b"%0*d.%b%b" % (FENCE_DIGITS, fence, process, secrets.token_hex(4).encode())
+
+
+def set_by(token: bytes, process: bytes) -> bool:
+    return token[FENCE_DIGITS + 1 : FENCE_DIGITS + 9] == process
+
+
+def tell_of_two(shown: str, fence: int) -> None:
+    log.error(
+        "redis_two_leaders at=%s epoch=%d: another process writes here under the same epoch; do all managers have the same kvcm.coordination.uri?", shown, fence
+    )
 
 
 def fence_of(token: bytes | None) -> int:
