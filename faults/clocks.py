@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from faults.crash_world import LEASE_MS, CrashWorld, until
+from faults.crash_world import CrashWorld, until
 from faults.fake_time import library
 from kvcm.service.testing import ManagerProcess
 
@@ -34,7 +34,7 @@ def play(world: CrashWorld, leases: float = 1.5, fail_overs: int = 2) -> list[st
             leader, epoch = term
             stepped = leader if who == "the leader" else world.follower
             _step(world, stepped, step)
-            end = time.monotonic() + leases * LEASE_MS / 1000
+            end = time.monotonic() + leases * world.lease_ms / 1000
             calls = 0
             while time.monotonic() < end:
                 assert world.put(world.keys(2)), f"a write failed after the clock of {who} had been stepped by {step:+d} s"
@@ -57,13 +57,13 @@ def _fail_over(world: CrashWorld, of_leader: int, of_follower: int) -> str:
     (leader, epoch), follower = world.term(), world.follower
     _step(world, leader, of_leader)
     _step(world, follower, of_follower)
-    time.sleep(LEASE_MS / 1000)
+    time.sleep(world.lease_ms / 1000)
     leader.kill()
     began = time.monotonic()
     until(lambda: bool(world.alive) and world.leader is follower, "the follower leads")
     took = time.monotonic() - began
     assert world.term()[1] > epoch
-    assert took < LEASE_MS / 1000 + _TAKES_OVER_S, f"the follower led after {took:.1f} s"
+    assert took < world.lease_ms / 1000 + _TAKES_OVER_S, f"the follower led after {took:.1f} s"
     world.recover()
     return f"the leader killed at {of_leader:+d} s, the follower at {of_follower:+d} s: took over in {took:.2f} s"
 

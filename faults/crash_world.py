@@ -59,10 +59,11 @@ class CrashWorld:
     """`kind`: see `crash_stores.KINDS`. `nodes`: with two, the other one takes over; with one, the same is started again. `steppable`: each manager has a wall
     clock of its own, in `clocks`; needs libfaketime."""
 
-    def __init__(self, kind: str, folder: Path, nodes: int = 1, *, steppable: bool = False) -> None:
+    def __init__(self, kind: str, folder: Path, nodes: int = 1, *, steppable: bool = False, lease_ms: int = LEASE_MS) -> None:
         self.kind = kind
         self.folder = folder
         self._nodes = nodes
+        self.lease_ms = lease_ms
         self._stack = ExitStack()
         self.stores = Stores(kind, folder, NAME)
         self.managers: list[ManagerProcess] = []
@@ -104,7 +105,7 @@ class CrashWorld:
         return {
             **self.stores.settings,
             "kvcm.leader_elector.node_id": f"node-{number}",
-            "kvcm.leader_elector.lease_ms": str(LEASE_MS),
+            "kvcm.leader_elector.lease_ms": str(self.lease_ms),
             "kvcm.leader_elector.loop_interval_ms": "50",
             "kvcm.service.enable_debug_service": "true",
             "kvcm.debug.fail_points": "on",
@@ -234,7 +235,7 @@ class CrashWorld:
     def demote(self) -> None:
         """Where there is another node, that one takes over."""
         engine = self.engine
-        delay_ms = LEASE_MS if len(self.alive) > 1 else 0
+        delay_ms = self.lease_ms if len(self.alive) > 1 else 0
         engine.ok(engine.admin, "UpdateLeaderElectorConfig", campaign_delay_time_ms=delay_ms)
         attempt(lambda: engine.admin.call("LeaderDemote", {"trace_id": "t"}))
 

@@ -19,6 +19,6 @@ pytestmark = [
 
 
 def test_an_hour_more_or_less_on_one_node_changes_nothing(tmp_path: Path) -> None:
-    with CrashWorld("through", tmp_path, 2, steppable=True) as world:
+    with CrashWorld("through", tmp_path, 2, steppable=True, lease_ms=2000) as world:
         said = play(world, leases=1.2, fail_overs=1)
     assert len(said) == 5
