@@ -42,6 +42,7 @@ class KeyScan:
         self._found: dict[bytes, array[int]] = {}
         self._task: asyncio.Task[None] | None = None
         self._waiting = 0
+        self._given_up = False
         self.begun = False
 
     def join(self, prefix: bytes) -> None:
@@ -50,7 +51,8 @@ class KeyScan:
 
     async def keys(self, prefix: bytes) -> array[int]:
         """Of one that has joined; not to be changed. A key that exists all the while is there, possibly twice. Raises StorageError."""
-        if self._task is None:
+        if self._task is None or self._given_up:
+            self._given_up = False
             self._task = asyncio.get_running_loop().create_task(self._walk())
         task = self._task
         self._waiting += 1
@@ -59,8 +61,10 @@ class KeyScan:
             await asyncio.wait({task})
         finally:
             self._waiting -= 1
-            if not self._waiting:
+            if not self._waiting and not task.done():
+                # Nobody new may join what was given up, or it would fail everybody from now on. Whoever has joined already begins it anew.
                 task.cancel()
+                self.begun = self._given_up = True
         if task.cancelled():
             raise StorageError("looking for the blocks in Redis was given up; repeat the call")
         task.result()

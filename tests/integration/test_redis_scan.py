@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from kvcm.common.errors import StorageError
 from kvcm.common.redis.target import parse_target
 from kvcm.common.redis.testing import RedisServer, redis_binary
 from kvcm.meta.backend_redis import RedisBackend
@@ -116,7 +115,34 @@ def test_one_who_goes_away_does_not_end_the_walk_of_the_others_and_the_last_one_
         assert not asking[1].done()
         asking[1].cancel()
         await asyncio.wait(asking)
-        with pytest.raises(StorageError, match="given up"):
-            await scan.keys(prefixes[2])
+        assert walks(redis) == 0
+        scans.arrived(target)
+        assert list(await scan.keys(prefixes[2])) == [], "whoever has joined and comes later begins it anew"
+        assert walks(redis) == 1
+
+    asyncio.run(story())
+
+
+def test_a_walk_that_was_given_up_before_it_began_fails_nobody_who_comes_later(redis: RedisServer) -> None:
+    """Leadership may be lost while the instances are still waited for, and won again a moment later."""
+    redis.call("SET", "kvcache:instance_i:cache_1", "x")
+    target = parse_target(redis.uri)
+    scans = KeyScans()
+    prefix = b"kvcache:instance_i:cache_"
+
+    async def story() -> None:
+        scans.expect(target)
+        scan = scans.join(target, prefix)
+        waiting = asyncio.get_running_loop().create_task(scan.keys(prefix))
+        await asyncio.sleep(0)
+        scans.join(target, b"kvcache:instance_j:cache_")  # and does not ask for its keys yet
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        scans.arrived(target)
+        later = scans.join(target, prefix)
+        assert later is not scan
+        assert list(await later.keys(prefix)) == [1]
+        assert list(await scan.keys(b"kvcache:instance_j:cache_")) == [], "who had joined is not failed either"
 
     asyncio.run(story())
