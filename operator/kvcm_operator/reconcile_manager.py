@@ -23,6 +23,7 @@ from kvcm_operator.move import moving_conditions, moving_facts, moving_verdict, 
 from kvcm_operator.passes import event, forbidden
 from kvcm_operator.plan_manager import Sight, down_conditions, facts, judge, kept_conditions, more_conditions
 from kvcm_operator.release import going_away
+from kvcm_operator.rivals import names_its_place, rivals
 from kvcm_operator.rollout import LOOK_S, plan
 from kvcm_operator.rollout_act import carry_out, hear
 from kvcm_operator.rollout_fleet import Fleet, fleet_of
@@ -32,7 +33,7 @@ from kvcm_operator.scale import Size, size
 from kvcm_operator.serving import SILENT, ask
 from kvcm_operator.subject import Subject, mapping
 from kvcm_operator.verdict import TRUE, Verdict, paused, refused, silent, stalled, status_of, waiting
-from kvcm_operator.world import GROUP, STORAGE, Json, KubeForbidden, Outcome, Ref, World
+from kvcm_operator.world import GROUP, MANAGER, STORAGE, Json, KubeForbidden, Outcome, Ref, World
 
 
 async def reconcile(resource: Json, world: World) -> Outcome:
@@ -175,7 +176,7 @@ class _Work:
         now = world.clock.wall_us()
         synced = Reason.DRIFT_CORRECTED if self.corrections else Reason.IN_SYNC
         verdict = judge(subject, sight, now, world.pace.grace, synced)
-        extra = more_conditions(subject, verdict, sight, self._note())
+        extra = more_conditions(subject, verdict, sight, await self._note())
         status = status_of(subject, verdict, now, facts(subject, self._manager, sight, now), extra)
         after = world.pace.retry if verdict.reconciling or (serving.healthy is None and replicas) else None
         if after is not None and todo.again_s is not None:
@@ -185,11 +186,13 @@ class _Work:
     async def _fleet(self) -> Fleet:
         return await _fleet_of(self._subject, self._world)
 
-    def _note(self) -> str:
+    async def _note(self) -> str:
         refused_ = ", ".join(self._volumes.refused)
         notes = [f"not mounted, because the path is taken or cannot have a volume: {refused_}"] if refused_ else []
         if self._manager.spec.replicas > 1 and self._manager.spec.metadata_backend.type == "local":
             notes.append("block metadata of groups is in the leader's memory (metadataBackend is local), so whoever leads next begins with an empty index")
+        if names_its_place(self._manager):
+            notes += filter(None, [rivals(self._manager, self._subject.uid, await self._world.kube.list(MANAGER, ""))])
         return "; ".join(notes)
 
 
