@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,17 +32,15 @@ class Processes:
     def __init__(self, house: House, etcd: str, startup: Path) -> None:
         self._house = house
         self.ports = dict(zip(("metaGrpc", "metaHttp", "adminGrpc", "adminHttp"), free_ports(4), strict=True))
+        self._folder = startup.parent
         self._settings = {
-            "kvcm.service.rpc_port": str(self.ports["metaGrpc"]),
-            "kvcm.service.http_port": str(self.ports["metaHttp"]),
-            "kvcm.service.admin_rpc_port": str(self.ports["adminGrpc"]),
-            "kvcm.service.admin_http_port": str(self.ports["adminHttp"]),
             "kvcm.coordination.uri": f"etcd://{etcd}/service",
             "kvcm.registry_storage.uri": f"etcd://{etcd}/service",
             "kvcm.leader_elector.lease_ms": "2000",
             "kvcm.startup_config": str(startup),
         }
         self._running: dict[str, tuple[str, ManagerProcess]] = {}
+        self._doors: dict[str, str] = {}
         self.ended: list[str] = []
 
     def started(self, pod: Json) -> None:
@@ -49,9 +48,27 @@ class Processes:
         self._end(name)  # its predecessor: the cluster has made a new pod of this name at once
         address = str(self._house.kube.body(Ref("Pod", "default", name))["status"]["podIP"])
         own = {"kvcm.leader_elector.node_id": name, "kvcm.service.advertised_host": address, "kvcm.service.bind_host": address}
-        process = ManagerProcess(self._settings | own)
+        process = ManagerProcess(self._settings | own | self._door(pod))
+        self._doors[name] = f"{address}:{_ports(pod)['admin-grpc']}"
         process.__enter__()
         self._running[name] = (address, process)
+
+    def _door(self, pod: Json) -> dict[str, str]:
+        """How its spec says that it is reached."""
+        ports = _ports(pod)
+        door = {
+            "kvcm.service.rpc_port": str(ports["meta-grpc"]),
+            "kvcm.service.http_port": str(ports["meta-http"]),
+            "kvcm.service.admin_rpc_port": str(ports["admin-grpc"]),
+            "kvcm.service.admin_http_port": str(ports["admin-http"]),
+        }
+        for volume in pod["spec"]["volumes"]:
+            if volume["name"] == "admin-token":
+                name = volume["secret"]["secretName"]
+                path = self._folder / name
+                path.write_bytes(base64.b64decode(self._house.kube.body(Ref("Secret", "default", name))["data"]["token"]))
+                door["kvcm.service.admin_auth_token_file"] = str(path)
+        return door
 
     def step(self) -> None:
         for name in list(self._running):
@@ -64,11 +81,15 @@ class Processes:
             self.ended.append(name)
 
     def some_address(self) -> str:
-        return f"{self._running[min(self._running)][0]}:{self.ports['adminGrpc']}"
+        return self._doors[min(self._running)]
 
     def stop(self) -> None:
         for name in list(self._running):
             self._end(name)
+
+
+def _ports(pod: Json) -> dict[str, int]:
+    return {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
 
 
 class NearDirectory(Directory):
@@ -126,6 +147,15 @@ def test_a_new_image_and_a_smaller_size_on_real_managers(tmp_path: Path) -> None
         await until(house, ready)
         assert processes.ended[3:] == ["demo-2"]
         assert await leader(house) in ("demo-0", "demo-1")
+        # Another way in: old pods and new ones are opened in different ways, and the leader is asked all the same.
+        del processes.ended[:]
+        last = await leader(house)
+        ports = processes.ports | {"adminGrpc": free_ports(1)[0]}
+        house.kube.edit(BOSS, lambda body: body["spec"].update(service={"ports": ports}, adminToken={"type": "generated"}))
+        await until(house, ready)
+        assert sorted(processes.ended) == ["demo-0", "demo-1"]
+        assert processes.ended[-1] == last
+        assert await leader(house) != last
         assert house.reasons(CHAT).count("DriftCorrected") == 0
 
     with EtcdServer("--heartbeat-interval=20", "--election-timeout=200") as etcd:
