@@ -17,6 +17,7 @@ from kvcm.resources.parse import parse_manager
 from kvcm_operator import names
 from kvcm_operator.children import build
 from kvcm_operator.children_apply import Applied, ChildLeaving, ChildRefused, NotOurs, need, new, ref_to, wished_otherwise, write
+from kvcm_operator.children_diff import differences
 from kvcm_operator.children_secret import check_own, missing_entry, token_secret_body, wanted_entries
 from kvcm_operator.children_volumes import Volumes, volumes
 from kvcm_operator.move import moving_conditions, moving_facts, moving_verdict, must_stop_first, stop_all
@@ -98,6 +99,7 @@ class _Work:
         self._elects = manager.spec.coordination.type != "memory"
         self._leader: Leadership | None = None
         self._cold: frozenset[str] = frozenset()
+        self._wish: Json = {}
         self.touched = False
         self.corrections = 0
 
@@ -116,6 +118,7 @@ class _Work:
         storages = await kube.list(STORAGE, subject.ref.namespace)
         self._volumes = volumes(subject.ref.name, storages, await kube.get(self._set_ref))
         desired = build(self._sized(wanted), subject.uid, self._image, self._volumes.mounts, bound=await self._bound())
+        self._wish = desired[-1]
         actual = [await kube.get(ref_to(body)) for body in desired]
         # A newer operator wishes for more than the one that settled this: what is new then was not removed by anybody.
         expected = subject.settled and not any(map(wished_otherwise, desired, actual))
@@ -166,7 +169,7 @@ class _Work:
         subject, world = self._subject, self._world
         replicas = self._manager.spec.replicas
         before = remembered(subject.status)
-        fleet = await self._fleet()
+        fleet = await self._fleet(self._wish)
         todo = plan(replicas, fleet, self._leader, before, world.clock.wall_us(), self._cold)
         if todo.replace is not None or todo.demote is not None:
             self.touched = True
@@ -183,8 +186,8 @@ class _Work:
             after = min(after, todo.again_s)
         return Outcome(status, requeue_after=after, touched=self.touched, corrections=self.corrections)
 
-    async def _fleet(self) -> Fleet:
-        return await _fleet_of(self._subject, self._world)
+    async def _fleet(self, wish: Json | None = None) -> Fleet:
+        return await _fleet_of(self._subject, self._world, wish)
 
     async def _note(self) -> str:
         refused_ = ", ".join(self._volumes.refused)
@@ -208,10 +211,13 @@ async def _left_alone(subject: Subject, world: World, verdict: Verdict, *, touch
     return replace(outcome, status=status)
 
 
-async def _fleet_of(subject: Subject, world: World) -> Fleet:
+async def _fleet_of(subject: Subject, world: World, wish: Json | None = None) -> Fleet:
+    """`wish`: what the StatefulSet should be. While it is something else again, a pod that is deleted comes back as something else too."""
     namespace, name = subject.ref.namespace, subject.ref.name
     stateful_set = await world.kube.get(Ref("StatefulSet", namespace, names.stateful_set(name)))
-    return fleet_of(stateful_set, await world.kube.list("Pod", namespace, names.selector(name)), world.clock.wall_us())
+    fleet = fleet_of(stateful_set, await world.kube.list("Pod", namespace, names.selector(name)), world.clock.wall_us())
+    strange = wish is not None and stateful_set is not None and differences(wish, stateful_set)
+    return replace(fleet, seen=False) if strange else fleet
 
 
 def _unseen(subject: Subject, world: World, verdict: Verdict, *, touched: bool = False) -> Outcome:

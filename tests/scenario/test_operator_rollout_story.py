@@ -15,7 +15,7 @@ from kvcm_operator.admin import Silent
 from kvcm_operator.testing_house import House, group, storage
 from kvcm_operator.testing_nodes import Nodes
 from kvcm_operator.testing_several import BOSS, SET, deleted, events, is_reason, message, ready, ready_pod, run, spec
-from kvcm_operator.world import Ref
+from kvcm_operator.world import Json, Ref
 
 pytestmark = pytest.mark.scenario
 
@@ -301,5 +301,29 @@ def test_a_pod_made_while_somebody_had_changed_the_set_by_hand_is_replaced() -> 
         assert images == {"kvcm:test"}
         assert deleted(house) == ["demo-1"], "the others never had anything else"
         assert nodes.demoted == []
+
+    run(story)
+
+
+def test_somebody_who_keeps_changing_the_set_by_hand_costs_no_pod() -> None:
+    async def story(house: House, nodes: Nodes) -> None:
+        real, hand = house.kube.replace, iter(range(1, 100))
+
+        async def replaced(body: Json) -> None:
+            """As soon as the operator has put it right it is wrong again, and the set's controller has seen it."""
+            await real(body)
+            if body["kind"] == "StatefulSet":
+                house.kube.edit(SET, lambda body: body["spec"]["template"]["spec"]["containers"][0].update(image=f"kvcm:by-hand-{next(hand)}"))
+                house.cluster.step()
+
+        house.kube.replace = replaced  # type: ignore[method-assign]
+        house.kube.edit(SET, lambda body: body["spec"]["template"]["spec"]["containers"][0].update(image="kvcm:by-hand"))
+        for _ in range(10):
+            await house.beat()
+        assert next(hand) > 5
+        assert deleted(house) == []
+        house.kube.replace = real  # type: ignore[method-assign]
+        await house.beats(partial(ready, house))
+        assert deleted(house) == []
 
     run(story)
