@@ -32,7 +32,8 @@ log = logging.getLogger("kvcm.follower")
 _FIRST_LOOK_S = 0.5
 _LOOK_EVERY_S = 3.0
 _LOOK_SHARE = 50
-"""Reading a large registry takes at most this part of the time."""
+"""Reading a large registry takes at most this part of the time (one fiftieth), unless it takes longer than `_LOOK_AT_LEAST_EVERY_S` allows for."""
+_LOOK_AT_LEAST_EVERY_S = 60.0
 _WAIT_S = 1.0
 _PAUSES_S = (1.0, 2.0, 5.0, 10.0)
 _SCAN_PAUSES_S = (1.0, 5.0, 20.0, 60.0)
@@ -56,6 +57,11 @@ class FollowerState:
     behind: int
     behind_s: float
     resyncs: int
+
+
+def _pause_s(took_s: float) -> float:
+    """Until the registry is read again, after a read that took `took_s`."""
+    return max(_LOOK_EVERY_S, min(took_s * _LOOK_SHARE, _LOOK_AT_LEAST_EVERY_S))
 
 
 class Follower:
@@ -127,8 +133,12 @@ class Follower:
         known = True
         while True:
             began = self._clock.monotonic_us()
+            pause_s = _LOOK_EVERY_S
             try:
                 await self._look()
+                pause_s = _pause_s((self._clock.monotonic_us() - began) / 1e6)
+                if not known:
+                    log.info("follower_registry_known_again")
                 known = True
             except KvcmError as error:
                 if known:
@@ -136,8 +146,8 @@ class Follower:
                 known = False
             except Exception:
                 log.exception("follower_bug: the registry could not be looked at")
-            took_s = (self._clock.monotonic_us() - began) / 1e6
-            await asyncio.sleep(max(_LOOK_EVERY_S, took_s * _LOOK_SHARE))
+            # How long a read took that failed says how long nobody answered, and nothing about the size of the registry.
+            await asyncio.sleep(pause_s)
 
     async def _look(self) -> None:
         wanted = await self._wanted(await self._load_registry())

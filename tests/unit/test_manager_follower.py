@@ -13,7 +13,7 @@ import pytest
 from kvcm.common.errors import StorageError
 from kvcm.config.model import MetaBackendConfig
 from kvcm.config.persisted import group_to_dict, instance_to_dict
-from kvcm.config.store import Change
+from kvcm.config.store import Change, RegistrySnapshot
 from kvcm.config.testing import FaultyStore
 from kvcm.manager import follower as follower_module
 from kvcm.manager.follower import Follower
@@ -340,3 +340,36 @@ def test_a_copy_that_was_never_complete_is_not_taken_over() -> None:
         assert place.fence == 1
 
     run(story())
+
+
+def test_a_read_of_the_registry_that_failed_slowly_is_soon_repeated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """How long nobody answered says nothing about the size of the registry: an outage must not leave a follower blind for minutes after it."""
+
+    async def story() -> None:
+        desk = Desk(tmp_path)
+        reads: list[int] = []
+
+        async def load() -> RegistrySnapshot:
+            reads.append(len(reads))
+            if len(reads) in (2, 3):
+                desk.world.clock.advance_us(5_000_000)
+                raise StorageError("The store did not answer.")
+            return await desk.store.load()
+
+        desk.follower = Follower(load, desk.open, FixedWidth(), desk.world.clock)
+        desk.follower.start()
+        await desk.until(lambda: len(reads) > 3)
+        await desk.group("g", FOLLOWED)
+        await desk.instance("i", "g")
+        await desk.until(lambda: desk.follower.state.warm == 1)
+        await desk.follower.stop()
+
+    with caplog.at_level("INFO", "kvcm.follower"):
+        run(story())
+    said = [record.getMessage().split(":")[0] for record in caplog.records if "registry" in record.getMessage()]
+    assert said == ["follower_registry_unknown", "follower_registry_known_again"]
+
+
+def test_a_large_registry_is_read_less_often_but_every_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower_module, "_LOOK_EVERY_S", 3.0)
+    assert [follower_module._pause_s(took_s) for took_s in (0.0, 0.01, 0.2, 1.0, 5.0)] == [3.0, 3.0, 10.0, 50.0, 60.0]
