@@ -50,7 +50,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("request", metavar="JSON", nargs="?", default="{}", help="the request; @FILE reads a file, - standard input (default: {})")
     parser.add_argument("--list", action="store_true", help="list all RPCs and end")
     parser.add_argument("--force", action="store_true", help="let a removal also remove what is still referenced")
-    add_manager_arguments(parser, address=f"meta: ${META_VARIABLE}, else {DEFAULT_META}; admin and debug: ${MANAGER_VARIABLE}, else {DEFAULT_MANAGER}")
+    default = f"meta: ${META_VARIABLE}, else {DEFAULT_META}; admin and debug: ${MANAGER_VARIABLE}, else {DEFAULT_MANAGER}"
+    add_manager_arguments(parser, help_text=f"gRPC address of the service on one manager (default: {default})")
     parser.set_defaults(run=run)
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from kvcm.cli.manager import add_manager_arguments, when_ready, with_manager
+from kvcm.cli.manager import FIRST, LEADER, add_manager_arguments, when_ready, with_manager
 from kvcm.cli.output import print_json, print_table, print_yaml
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser("get", help="show what a manager holds", description="Show what a manager holds.")
     parser.add_argument("what", choices=tuple(_READERS), help="what to show")
     parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="format (default: %(default)s)")
-    add_manager_arguments(parser)
+    add_manager_arguments(parser, several=f"{LEADER}; for cluster and metrics {FIRST}")
     parser.set_defaults(run=run)
 
 

@@ -33,10 +33,19 @@ _SECURITY = {
 _Result = TypeVar("_Result")
 
 
-def add_manager_arguments(parser: argparse.ArgumentParser, *, wait_s: float = 0.0, address: str = f"${MANAGER_VARIABLE}, else {DEFAULT_MANAGER}") -> None:
-    """`wait_s`: the default of --wait. `address`: what the help says about the address when none is given."""
-    several = "several with commas, or dns://NAME:PORT: the one that leads"
-    parser.add_argument("--manager", metavar="HOST:PORT", default=None, help=f"admin gRPC address of the manager; {several} (default: {address})")
+LEADER = "the one that leads"
+FIRST = "the first that can be reached"
+
+
+def add_manager_arguments(
+    parser: argparse.ArgumentParser,
+    *,
+    wait_s: float = 0.0,
+    several: str = LEADER,
+    help_text: str = f"admin gRPC address of the manager; several with commas, or dns://NAME:PORT: {{}} (default: ${MANAGER_VARIABLE}, else {DEFAULT_MANAGER})",
+) -> None:
+    """`wait_s`: the default of --wait. `several`: which one of several addresses the command uses."""
+    parser.add_argument("--manager", metavar="HOST:PORT", default=None, help=help_text.format(several))
     parser.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=DEFAULT_TIMEOUT_S, help="longest wait for each answer (default: %(default)g)")
     wait = "try so long to reach a manager that refuses connections (default: %(default)g)"
     parser.add_argument("--wait", metavar="SECONDS", type=_seconds_or_none, default=wait_s, help=wait)
@@ -92,6 +101,12 @@ def manager_addresses(option: str | None) -> tuple[str, ...]:
     if is_discovery_url(text):
         return (text,)
     return tuple(manager_address(part.strip() or ",") for part in text.split(",")) if "," in text else (manager_address(option),)
+
+
+def names_several(options: argparse.Namespace) -> bool:
+    """May the addresses stand for more than one node?"""
+    addresses = manager_addresses(options.manager)
+    return len(addresses) > 1 or is_discovery_url(addresses[0])
 
 
 def with_manager(options: argparse.Namespace, work: Callable[[AdminClient], Awaitable[_Result]]) -> _Result:

@@ -8,7 +8,8 @@
     └── InvalidArgument, Unsupported, NotFound, DuplicateEntity, CapacityReached, NotLeader, NotReady, StorageError   as the manager said
 
 Every call runs on the caller's loop and has a deadline. Calls that only the leader answers follow it (admin_route); what concerns one node (cluster_info,
-check_health, leader_demote, campaign delay, log level, metrics) goes to the node that was asked for, the first address.
+check_health, leader_demote, campaign delay, log level, metrics) goes to the node that was asked for: the first address that can be reached, or the leader
+after `go_to_leader`.
 """
 
 from __future__ import annotations

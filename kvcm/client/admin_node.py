@@ -40,35 +40,41 @@ class NodeCalls:
 
     async def cluster_info(self) -> ClusterInfo:
         """The node that answers and the one that leads; any node may be asked."""
-        reply = await self._rpc.node.read("GetManagerClusterInfo", pb.GetManagerClusterInfoRequest(trace_id=self._trace))
+        reply = await self._rpc.read_node("GetManagerClusterInfo", pb.GetManagerClusterInfoRequest(trace_id=self._trace))
         leader = endpoint_from_proto(reply.leader_endpoint) if reply.HasField("leader_endpoint") else None
         nodes = tuple(_node(node) for node in reply.nodes)
         return ClusterInfo(reply.self_node_id, reply.leader_node_id, reply.self_leader_expiration_time, leader, reply.leader_epoch, nodes)
 
     async def check_health(self) -> Health:
-        reply = await self._rpc.node.read("CheckHealth", pb.CheckHealthRequest(trace_id=self._trace))
+        reply = await self._rpc.read_node("CheckHealth", pb.CheckHealthRequest(trace_id=self._trace))
         return Health(reply.is_health, reply.is_leader, reply.elector_last_loop_time_ms)
+
+    async def go_to_leader(self) -> None:
+        """Ask the node that leads now from here on, also for what concerns one node. Raises NotLeader when none is found."""
+        await self._rpc.to_leader()
 
     async def leader_demote(self) -> None:
         """Make the asked node give up leadership. Raises NotLeader when it does not lead. It may win again; see `set_campaign_delay`."""
-        await self._rpc.node.write("LeaderDemote", pb.LeaderDemoteRequest(trace_id=self._trace))
+        await (await self._rpc.node()).write("LeaderDemote", pb.LeaderDemoteRequest(trace_id=self._trace))
 
     async def campaign_delay_ms(self) -> int:
         """How long the asked node stays out of elections after it lost or gave up leadership."""
-        reply = await self._rpc.node.read("GetLeaderElectorConfig", pb.GetLeaderElectorConfigRequest(trace_id=self._trace))
+        reply = await self._rpc.read_node("GetLeaderElectorConfig", pb.GetLeaderElectorConfigRequest(trace_id=self._trace))
         return int(reply.campaign_delay_time_ms)
 
     async def set_campaign_delay(self, delay_ms: int) -> None:
         """On the asked node alone, until it restarts."""
-        await self._rpc.node.write("UpdateLeaderElectorConfig", pb.UpdateLeaderElectorConfigRequest(trace_id=self._trace, campaign_delay_time_ms=delay_ms))
+        await (await self._rpc.node()).write(
+            "UpdateLeaderElectorConfig", pb.UpdateLeaderElectorConfigRequest(trace_id=self._trace, campaign_delay_time_ms=delay_ms)
+        )
 
     async def set_log_level(self, level: str) -> None:
         """DEBUG, INFO, WARN or ERROR in any case, on the asked node alone. Raises InvalidArgument for another."""
-        await self._rpc.node.write("UpdateLogger", pb.UpdateLoggerRequest(trace_id=self._trace, log_level=level))
+        await (await self._rpc.node()).write("UpdateLogger", pb.UpdateLoggerRequest(trace_id=self._trace, log_level=level))
 
     async def metrics(self) -> MetricsReport:
         """Every series of the asked node, as numbers; Prometheus reads GET /metrics instead."""
-        reply = await self._rpc.node.read("GetMetrics", pb.GetMetricsRequest(trace_id=self._trace))
+        reply = await self._rpc.read_node("GetMetrics", pb.GetMetricsRequest(trace_id=self._trace))
         samples: list[MetricSample] = decoded("GetMetrics", sample_from_proto, reply.metrics)
         return MetricsReport(reply.timestamp, tuple(samples), reply.extra_data)
 

@@ -71,10 +71,62 @@ class LeaderRoute:
         for channel in channels.values():
             await channel.close()
 
-    @property
-    def node(self) -> RpcChannel:
-        """The node that was asked for: the first address. Raises ManagerUnreachable when closed."""
-        return _opened(self._entry)
+    async def node(self) -> RpcChannel:
+        """The node that was asked for: the first address that can be reached, from then on until it cannot be. Raises ManagerUnreachable."""
+        async with self._searching:
+            entry = _opened(self._entry)
+            known = tuple(dict.fromkeys((entry.address, *self._seeds.all())))[:_MAX_ASKED]
+            # Of a single one, its own call tells best what is wrong.
+            if len(known) == 1 or await entry.reachable(_ASK_S):
+                return entry
+            for address in known[1:]:
+                fresh = await self._reached(address)
+                if fresh is not None:
+                    return await self._enter(fresh)
+        raise ManagerUnreachable(f"no manager can be reached at any of {', '.join(known)}; does one run there, and are these its admin gRPC ports?")
+
+    async def read_node(self, method: str, request: Any) -> Any:
+        """From the node that was asked for, or from another when the connection to that one broke. Raises KvcmError."""
+        node = await self.node()
+        try:
+            return await node.read(method, request)
+        except NotReady:
+            other = await self.node()
+            if other is node:
+                raise
+            return await other.read(method, request)
+
+    async def to_leader(self) -> None:
+        """From now on the node that leads is the one that was asked for. Raises NotLeader when none is found."""
+        async with self._searching:
+            await self._look_up()
+            for address, _ in await self._hints(_opened(self._entry).address):
+                fresh = await self._reached(address)
+                if fresh is not None:
+                    await self._enter(fresh)
+                    return
+        raise NotLeader("none of the managers leads now, or the one that does cannot be reached")
+
+    async def _reached(self, address: str) -> RpcChannel | None:
+        fresh = await self._channel(address).__aenter__()
+        if await fresh.reachable(_ASK_S):
+            return fresh
+        await fresh.close()
+        return None
+
+    async def _enter(self, fresh: RpcChannel) -> RpcChannel:
+        before, self._entry = _opened(self._entry), fresh
+        if self._leader is before:
+            self._leader = fresh
+        await self._retire(before)
+        return fresh
+
+    async def _retire(self, channel: RpcChannel) -> None:
+        """Not closed at once: others may wait for an answer there."""
+        if channel is not self._leader:
+            self._retired.append(channel)
+        while len(self._retired) > _MAX_RETIRED:
+            await self._retired.pop(0).close()
 
     async def read(self, method: str, request: Any) -> Any:
         """From the leader. Raises KvcmError."""
@@ -112,18 +164,15 @@ class LeaderRoute:
             for address, epoch in await self._hints(channel.address):
                 if address == channel.address:
                     return False
-                fresh = await self._channel(address).__aenter__()
-                if not await fresh.reachable(_ASK_S):
-                    await fresh.close()
+                fresh = await self._reached(address)
+                if fresh is None:
                     continue
                 if self._leader is not channel:  # closed meanwhile
                     await fresh.close()
                     return False
                 self._leader = fresh
                 if channel is not self._entry:
-                    self._retired.append(channel)
-                while len(self._retired) > _MAX_RETIRED:
-                    await self._retired.pop(0).close()
+                    await self._retire(channel)
                 self._epoch, self._epoch_at = epoch, asyncio.get_running_loop().time()
                 return True
         return False

@@ -166,6 +166,9 @@ class FakeAdmin:
         self._maybe_fail("metrics")
         return MetricsReport(1, self.samples, "")
 
+    async def go_to_leader(self) -> None:
+        _after(self._before("go_to_leader", ""))
+
     async def leader_demote(self) -> None:
         _after(self._before("leader_demote", ""))
 

@@ -51,6 +51,9 @@ class Node(pb_grpc.AdminServiceServicer):
         self.calls.append("CheckHealth")
         return pb.CheckHealthResponse(header=pb.CommonResponseHeader(status=pb.Status(code=pb.OK)), is_health=True)
 
+    async def LeaderDemote(self, request: Any, context: Any) -> pb.CommonResponse:
+        return pb.CommonResponse(header=await self._leader("LeaderDemote", context))
+
     async def GetManagerClusterInfo(self, request: Any, context: Any) -> pb.GetManagerClusterInfoResponse:
         reply = pb.GetManagerClusterInfoResponse(header=pb.CommonResponseHeader(status=pb.Status(code=pb.OK)), self_node_id=self.name)
         if self.hint is not None:
@@ -166,6 +169,49 @@ def test_without_a_leader_the_answer_is_not_leader_in_bounded_time() -> None:
         assert 2 <= len(nodes[0].calls) <= 64
 
     _tell(story, failover_s=0.3)
+
+
+def test_what_concerns_one_node_goes_to_the_first_that_can_be_reached_and_stays_there() -> None:
+    async def story(nodes: list[Node], servers: list[Any], client: AdminClient) -> None:
+        a, b, c = nodes
+        c.lead(a, b, epoch=1)
+        assert (await client.cluster_info()).self_node_id == "a"
+        await servers[0].stop(0)
+        assert (await client.cluster_info()).self_node_id == "b"
+        await client.check_health()
+        assert (a.calls, b.calls, c.calls) == ([], ["CheckHealth"], [])
+        await client.enable_storage("s")
+        assert c.calls == ["EnableStorage"]
+        await servers[1].stop(0)
+        assert (await client.cluster_info()).self_node_id == "c"
+        await servers[2].stop(0)
+        with pytest.raises(ManagerUnreachable, match=f"at any of .*{b.port}"):
+            await client.cluster_info()
+
+    _tell(story, every=True)
+
+
+def test_one_dead_address_says_itself_what_is_wrong() -> None:
+    async def story(nodes: list[Node], servers: list[Any], client: AdminClient) -> None:
+        await servers[0].stop(0)
+        with pytest.raises(ManagerUnreachable, match=f"no manager can be reached at 127.0.0.1:{nodes[0].port}"):
+            await client.cluster_info()
+
+    _tell(story)
+
+
+def test_on_request_the_leader_is_the_node_that_is_asked() -> None:
+    async def story(nodes: list[Node], servers: list[Any], client: AdminClient) -> None:
+        a, b, c = nodes
+        with pytest.raises(NotLeader, match="none of the managers leads now"):
+            await client.go_to_leader()
+        c.lead(a, b, epoch=1)
+        await client.go_to_leader()
+        await client.leader_demote()
+        await client.check_health()
+        assert (a.calls, b.calls, c.calls) == ([], [], ["LeaderDemote", "CheckHealth"])
+
+    _tell(story, every=True)
 
 
 def test_addresses_that_name_nobody() -> None:

@@ -16,7 +16,7 @@ from kvcm.cli import main as cli
 from kvcm.client import admin_client
 from kvcm.client.admin_client import ManagerUnreachable
 from kvcm.client.admin_testing import FakeAdmin
-from kvcm.client.admin_types import AccountRole, MetricSample
+from kvcm.client.admin_types import AccountRole, ClusterInfo, MetricSample, NodeEndpoint
 from kvcm.client.security import AccountLogin, BearerToken, ClientSecurity, TlsFiles
 from kvcm.common.errors import NotLeader, NotReady, OutcomeUnknown
 from kvcm.config.model import Instance, LocationSpecInfo, ModelDeployment
@@ -153,6 +153,23 @@ def test_admin(manager: Manager, capsys: pytest.CaptureFixture[str]) -> None:
     manager.fail_next("leader_demote", NotLeader("this node does not lead"))
     assert cli.main(["admin", "demote"]) == 1
     assert manager.calls.count("leader_demote") == 3
+    assert "this node does not lead; it knows of no node that does" in capsys.readouterr().err
+
+
+def test_of_several_addresses_the_one_that_leads_is_demoted(manager: Manager) -> None:
+    assert cli.main(["admin", "demote", "--stay-out", "5", "--manager", "one:1,two:2"]) == 0
+    assert cli.main(["admin", "demote", "--manager", "static://one:1,two:2"]) == 0
+    assert manager.calls == ["go_to_leader", "set_campaign_delay 5", "leader_demote", "go_to_leader", "leader_demote"]
+
+
+def test_a_node_that_does_not_lead_says_where_the_leader_is(manager: Manager, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    async def cluster_info() -> ClusterInfo:
+        return ClusterInfo("node-1", "node-2", 0, NodeEndpoint("node-2", "::1", 1, 2, 6491, 4, ""), 7)
+
+    monkeypatch.setattr(manager, "cluster_info", cluster_info)
+    manager.fail_next("leader_demote", NotLeader("this node does not lead"))
+    assert cli.main(["admin", "demote"]) == 1
+    assert "this node does not lead; node-2 does, at [::1]:6491" in capsys.readouterr().err
 
 
 def test_metrics(manager: Manager, capsys: pytest.CaptureFixture[str]) -> None:
