@@ -6,7 +6,7 @@ PY := .venv/bin/python
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-venv: ## .venv with kvcm and the pinned development tools
+venv: ## .venv with kvcm, what Redis and the operator need, and the pinned development tools (make demo makes a smaller one)
 	@scripts/venv.sh dev
 
 demo: ## from nothing to a replayed trace in under 3 minutes: manager, apply, replay, table
@@ -24,10 +24,10 @@ integration: venv ## real processes and sockets
 e2e: venv ## end-to-end tests on a real Kubernetes API server (KVCM_E2E_KUBECONFIG or KUBEBUILDER_ASSETS: use that one; else the test bed)
 	@$(PY) -m pytest -q e2e
 
-cluster-up: venv ## the test bed's Kubernetes, as far as this machine allows (the first time it is built: 5 to 9 minutes)
+cluster-up: venv ## the test bed's Kubernetes, as far as this machine allows (the first time it is built: 5 minutes on 2 cores)
 	@$(PY) -m e2e.cluster up
 
-cluster-down: ## end it and put everything back
+cluster-down: ## end the test bed's Kubernetes and put everything back
 	@$(PY) -m e2e.cluster down
 
 lint: venv ## ruff, types, layers, generated files

@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m e2e.cluster", description="A real Kubernetes on this machine for the end-to-end tests.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("detect", help="say what this machine can do: none, control or node, and why")
-    fill = commands.add_parser("build", help="fill the cache (5 to 9 minutes the first time)")
+    fill = commands.add_parser("build", help="fill the cache (5 minutes on 2 cores the first time)")
     fill.add_argument("--cel", action="store_true", help="make the CRD server that knows CEL, and only it (3 to 5 minutes the first time)")
     start = commands.add_parser("up", help="start a cluster, building first what the cache lacks")
     start.add_argument("--level", choices=LEVELS[1:], help="go no higher than this")

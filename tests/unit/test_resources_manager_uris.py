@@ -16,7 +16,7 @@ from kvcm.meta.open_backend import parse_metadata_uri
 from kvcm.resources.manager import KVCacheManagerResource
 from kvcm.resources.manager_settings import settings_file
 from kvcm.resources.manager_uris import STORES_MOUNT, SecretMount, secret_mounts
-from kvcm.resources.parse import parse_manager
+from kvcm.resources.parse import parse_manager, parse_resource
 
 pytestmark = pytest.mark.unit
 
@@ -103,8 +103,12 @@ def test_blocks_in_a_redis_cluster_and_behind_sentinels_over_tls() -> None:
 def test_the_example_of_the_page_is_one() -> None:
     page = (GOOD.parents[2] / "docs/kubernetes.md").read_text(encoding="utf-8")
     documents = list(yaml.safe_load_all(page.partition("```yaml\n")[2].partition("```")[0]))
-    manager = parse_manager(documents[-1])
-    secrets = {document["metadata"]["name"]: set(document["stringData"]) for document in documents[:-1]}
+    kinds = {kind: [document for document in documents if document["kind"] == kind] for kind in ("Secret", "KVCacheManager", "Storage", "InstanceGroup")}
+    assert [len(found) for found in kinds.values()] == [2, 1, 1, 1]
+    manager = parse_manager(kinds["KVCacheManager"][0])
+    secrets = {document["metadata"]["name"]: set(document["stringData"]) for document in kinds["Secret"]}
+    for document in (*kinds["Storage"], *kinds["InstanceGroup"]):
+        assert parse_resource(document).spec.manager_ref.name == manager.metadata.name
     for mount in secret_mounts(manager.spec):
         assert mount.secret == "etcd-ca" or set(mount.keys) <= secrets[mount.secret]
     assert _settings(manager).meta_redis_uri
