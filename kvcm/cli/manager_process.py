@@ -105,6 +105,8 @@ def _settings(start: Start, logger_config: LoggerConfig | None) -> LoadedSetting
 def _check_what_settings_name(settings: Settings) -> None:
     """What a start would refuse, while there is somebody to tell. Nothing is opened, and gRPC not even loaded: `detach` comes after. Raises KvcmError."""
     from kvcm.common.clock import SystemClock
+    from kvcm.common.redis.installed import check_installed
+    from kvcm.config.settings import store_uris
     from kvcm.config.store import open_store
     from kvcm.coordination.open import open_coordinator
     from kvcm.etcd.uri import parse_etcd_uri
@@ -122,6 +124,7 @@ def _check_what_settings_name(settings: Settings) -> None:
         from kvcm.meta.open_backend import parse_metadata_uri
 
         parse_metadata_uri(settings.meta_redis_uri)
+    check_installed(store_uris(settings))
 
 
 def _logger_config(start: Start) -> LoggerConfig | None:

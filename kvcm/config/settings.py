@@ -142,3 +142,12 @@ class Settings:
 def setting_keys() -> tuple[str, ...]:
     """Every key that a file, `--env` or the environment may set."""
     return tuple(item.metadata["key"] for item in fields(Settings) if "key" in item.metadata)
+
+
+def store_uris(settings: Settings) -> tuple[tuple[str, str], ...]:
+    """(key, URI) of every place outside of the process where a manager keeps or agrees on something; an empty URI names none."""
+    return (
+        ("kvcm.registry_storage.uri", settings.registry_storage_uri),
+        ("kvcm.coordination.uri", settings.coordination_uri),
+        ("kvcm.meta.redis_uri", settings.meta_redis_uri),
+    )

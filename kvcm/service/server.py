@@ -17,12 +17,13 @@ from random import Random
 from kvcm.common.clock import Clock, SystemClock
 from kvcm.common.failpoints import FailPoints
 from kvcm.common.ids import IdSource, RandomIds
+from kvcm.common.redis.installed import check_installed
 from kvcm.common.redis.target import cluster_name
 from kvcm.config.model import MetaBackendConfig
 from kvcm.config.passwords import PasswordHasher
 from kvcm.config.registry import Registry
 from kvcm.config.registry_core import RegistryEvent, RegistryEventKind
-from kvcm.config.settings import Settings
+from kvcm.config.settings import Settings, store_uris
 from kvcm.config.startup import read_startup
 from kvcm.config.store import open_store
 from kvcm.coordination.elector import ElectorSettings
@@ -135,6 +136,7 @@ class ManagerServer:
 
     async def _start(self) -> Endpoint:
         settings, clock, ids, stack = self._settings, self._clock, self._ids, self._stack
+        check_installed(store_uris(settings))
         startup = read_startup(settings.startup_config)
         points = FailPoints(settings.debug_fail_points) if settings.debug_fail_points else None
 

@@ -25,6 +25,7 @@ try:
 except ImportError:  # pragma: no cover  # the extra is not installed
     hiredis = None  # type: ignore[assignment]
 
+NOT_INSTALLED = "the Python package hiredis is not installed: pip install 'kvcm[redis]'"
 Arg = bytes | str | int
 _NO_REPLY = object()
 LOST = object()
@@ -81,12 +82,17 @@ class _Call:
         self.deadline = deadline
 
 
+def is_installed() -> bool:
+    """Is the parser here, which comes with the extra `kvcm[redis]`?"""
+    return hiredis is not None
+
+
 class RedisConnection(asyncio.Protocol):
     """Made by `connect`. Belongs to one loop."""
 
     def __init__(self, shown: str) -> None:
         if hiredis is None:
-            raise Unsupported("Redis needs the Python package hiredis; install kvcm[redis]")
+            raise Unsupported(f"a Redis is to be asked, and {NOT_INSTALLED}")
         self._shown = shown
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(notEnoughData=_NO_REPLY)
