@@ -11,7 +11,7 @@ from kvcm.cli.output import print_json, print_table, print_yaml
 
 if TYPE_CHECKING:
     from kvcm.client.admin_client import AdminClient
-    from kvcm.client.admin_types import NodeCopies, NodeEndpoint
+    from kvcm.client.admin_types import NodeCopies, NodeEndpoint, NodeState
 
 Json = dict[str, Any]
 
@@ -124,11 +124,13 @@ async def _cluster(admin: AdminClient) -> Json:
         "leaderNodeId": info.leader_node_id,
         "leaderEpoch": info.leader_epoch,
         "leader": _endpoint(info.leader) if info.leader is not None else None,
-        "nodes": [
-            _endpoint(node.endpoint) | {"role": node.role.value, "epoch": node.epoch, "copies": _copies(node.copies) if node.copies is not None else None}
-            for node in info.nodes
-        ],
+        "nodes": [_node(node) for node in info.nodes],
     }
+
+
+def _node(node: NodeState) -> Json:
+    copies = _copies(node.copies) if node.copies is not None else None
+    return _endpoint(node.endpoint) | {"role": node.role.value, "epoch": node.epoch, "copies": copies, "toldMsAgo": node.told_ms_ago}
 
 
 def _endpoint(node: NodeEndpoint) -> Json:
@@ -156,6 +158,12 @@ def _lag(copies: Json | None) -> tuple[str | None, str | None]:
     return state, f"{copies['behind']} in {copies['behindMs'] / 1000:.1f}s" if copies["warm"] else None
 
 
+def _seen(node: Json) -> str | None:
+    """How old what the node says is: each says it every 10 s, so one of half a minute ago may be gone."""
+    told = node.get("toldMsAgo")
+    return f"{told // 1000}s" if told is not None else None
+
+
 def _cluster_table(found: Json) -> None:
     """Every node; how healthy it is says only the one that was asked. A manager of another make tells of itself and the leader alone."""
     asked, leader = found["nodeId"], found["leader"]
@@ -166,13 +174,14 @@ def _cluster_table(found: Json) -> None:
         nodes = [{"nodeId": asked, "role": "leader" if found["isLeader"] else "unknown"}, *nodes]
     ports = [("META-RPC", "metaRpcPort"), ("META-HTTP", "metaHttpPort"), ("ADMIN-RPC", "adminRpcPort"), ("ADMIN-HTTP", "adminHttpPort")]
     print_table(
-        ("NODE", "ROLE", "EPOCH", "COPIES", "BEHIND", "HEALTHY", "HOST", *(name for name, _ in ports)),
+        ("NODE", "ROLE", "EPOCH", "COPIES", "BEHIND", "SEEN", "HEALTHY", "HOST", *(name for name, _ in ports)),
         [
             (
                 node["nodeId"],
                 node["role"],
                 node.get("epoch"),
                 *_lag(node.get("copies")),
+                _seen(node),
                 found["healthy"] if node["nodeId"] == asked else None,
                 node.get("host"),
                 *(node.get(key) for _, key in ports),

@@ -29,7 +29,8 @@ from kvcm.protocol import admin_service_pb2 as pb
 def _node(node: pb.NodeState) -> NodeState:
     told = node.copies
     copies = NodeCopies(CopyState.of(told.state), told.warm, told.filling, told.behind, told.behind_ms) if node.HasField("copies") else None
-    return NodeState(endpoint_from_proto(node.endpoint), NodeRole.of(node.role), node.epoch, copies)
+    told_ms_ago = node.told_ms_ago if node.HasField("told_ms_ago") else None
+    return NodeState(endpoint_from_proto(node.endpoint), NodeRole.of(node.role), node.epoch, copies, told_ms_ago)
 
 
 class NodeCalls:

@@ -136,13 +136,14 @@ class NodeCopies:
 class NodeState:
     """A node as it described itself a moment ago. `epoch`: of the leadership it has or had last, 0 for none since it started.
 
-    `copies`: of a follower; None where nothing is said.
+    `copies`: of a follower; None where nothing is said. `told_ms_ago`: how long ago it did, None where that is not said; beyond some 10 s it may be gone.
     """
 
     endpoint: NodeEndpoint
     role: NodeRole
     epoch: int
     copies: NodeCopies | None = None
+    told_ms_ago: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

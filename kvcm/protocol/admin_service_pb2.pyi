@@ -1056,16 +1056,18 @@ class GetManagerClusterInfoResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[CommonResponseHeader, _Mapping]] = ..., info_updated_time: _Optional[int] = ..., self_leader_expiration_time: _Optional[int] = ..., self_node_id: _Optional[str] = ..., leader_node_id: _Optional[str] = ..., leader_endpoint: _Optional[_Union[NodeEndpoint, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ...) -> None: ...
 
 class NodeState(_message.Message):
-    __slots__ = ("endpoint", "role", "epoch", "copies")
+    __slots__ = ("endpoint", "role", "epoch", "copies", "told_ms_ago")
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
+    TOLD_MS_AGO_FIELD_NUMBER: _ClassVar[int]
     endpoint: NodeEndpoint
     role: NodeRole
     epoch: int
     copies: NodeCopies
-    def __init__(self, endpoint: _Optional[_Union[NodeEndpoint, _Mapping]] = ..., role: _Optional[_Union[NodeRole, str]] = ..., epoch: _Optional[int] = ..., copies: _Optional[_Union[NodeCopies, _Mapping]] = ...) -> None: ...
+    told_ms_ago: int
+    def __init__(self, endpoint: _Optional[_Union[NodeEndpoint, _Mapping]] = ..., role: _Optional[_Union[NodeRole, str]] = ..., epoch: _Optional[int] = ..., copies: _Optional[_Union[NodeCopies, _Mapping]] = ..., told_ms_ago: _Optional[int] = ...) -> None: ...
 
 class NodeCopies(_message.Message):
     __slots__ = ("state", "warm", "filling", "behind", "behind_ms")

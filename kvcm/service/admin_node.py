@@ -83,6 +83,9 @@ class _Node:
         for node in await self._cluster.nodes():
             state = response.nodes.add(role=_ROLES.get(node.role, admin.NODE_ROLE_UNKNOWN), epoch=node.epoch)
             _fill(state.endpoint, node.endpoint)
+            if node.told_at_ms:
+                # Clocks of two machines differ: nothing was said in the future.
+                state.told_ms_ago = max(0, call.now_us // 1000 - node.told_at_ms)
             copies = node.copies
             if copies is not None:
                 told = admin.NodeCopies(state=_COPY_STATES[copies.state], warm=copies.warm, filling=copies.filling)

@@ -47,12 +47,16 @@ class CopiesView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node as it described itself. `role` None: not known. `epoch`: of the leadership it has or had last, 0 for none. `copies`: of a follower."""
+    """A node as it described itself. `role` None: not known. `epoch`: of the leadership it has or had last, 0 for none. `copies`: of a follower.
+
+    `told_at_ms`: when it did, by the wall clock of its machine; 0 not known.
+    """
 
     endpoint: Endpoint
     role: Role | None = None
     epoch: int = 0
     copies: CopiesView | None = None
+    told_at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

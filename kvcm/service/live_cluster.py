@@ -136,7 +136,7 @@ class LiveCluster:
                     self._nodes = tuple(node for node in parsed if node is not None and node.endpoint.node_id)
                 self._nodes_at_us = now
         known = self.snapshot()
-        own = self._own_view()
+        own = replace(self._own_view(), told_at_ms=self._clock.wall_us() // 1000)
         others = [self._believable(node, known) for node in self._nodes if node.endpoint.node_id != self._own.node_id]
         return tuple(sorted([own, *others], key=lambda node: node.endpoint.node_id))
 
@@ -162,7 +162,8 @@ class LiveCluster:
             # What a copy lacks changes all the time; only whether it lacks anything that matters is news.
             news = replace(view, copies=CopiesView(view.copies.state) if view.copies is not None else None)
             if now >= self._publish_at_us or news != self._published:
-                await self._coordinator.put_node_info(self._own.node_id, node_text(view.endpoint, self._runner.role, view.epoch, view.copies))
+                text = node_text(view.endpoint, self._runner.role, view.epoch, view.copies, self._clock.wall_us() // 1000)
+                await self._coordinator.put_node_info(self._own.node_id, text)
                 self._published, self._publish_at_us = news, now + NODE_INFO_EVERY_MS * 1000
             leader = await self._coordinator.observe()
             if leader is None:

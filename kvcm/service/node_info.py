@@ -1,6 +1,6 @@
-"""What a node publishes about itself through the coordinator: the JSON of wire contract 5.7, and in it our own `role`, `epoch` and `copies`.
+"""What a node publishes about itself through the coordinator: the JSON of wire contract 5.7, and in it our own `role`, `epoch`, `copies` and `told_at_ms`.
 
-Another make of manager publishes it without these three, and whatever stands there was written by somebody else: everything is read with care.
+Another make of manager publishes it without these, and whatever stands there was written by somebody else: everything is read with care.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ _STATES = {state.value: state for state in CopyState}
 _ROLES = {role.value: role for role in Role}
 
 
-def node_text(own: Endpoint, role: Role, epoch: int, copies: CopiesView | None = None) -> str:
+def node_text(own: Endpoint, role: Role, epoch: int, copies: CopiesView | None = None, told_at_ms: int = 0) -> str:
     told: dict[str, Any] = asdict(own) | {"role": role.value, "epoch": epoch}
+    if told_at_ms > 0:
+        told["told_at_ms"] = told_at_ms
     if copies is not None:
         told["copies"] = asdict(copies) | {"state": copies.state.value}
     return json.dumps(told)
@@ -48,9 +50,14 @@ def parse_node(info: str | None) -> NodeView | None:
         )
         epoch = int(found.get("epoch", 0))
         role = _ROLES.get(str(found.get("role", "")))
-        return NodeView(endpoint, role, epoch if 0 <= epoch < 1 << 63 else 0, _copies(found.get("copies")) if role is Role.FOLLOWER else None)
+        copies = _copies(found.get("copies")) if role is Role.FOLLOWER else None
+        return NodeView(endpoint, role, _count(epoch), copies, _count(int(found.get("told_at_ms", 0))))
     except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
+
+
+def _count(number: int) -> int:
+    return number if 0 <= number < 1 << 63 else 0
 
 
 def _copies(found: Any) -> CopiesView | None:

@@ -122,6 +122,8 @@ def test_leadership(capsys: pytest.CaptureFixture[str]) -> None:
     with ManagerProcess() as manager:
         kvcm = Desk(manager.admin_address, capsys)
         assert kvcm.ok("admin", "campaign-delay") == "campaign delay: 0 ms\n"
+        # Of itself a node tells what is so now.
+        assert [node["toldMsAgo"] for node in kvcm.found("cluster")["nodes"]] == [0]
         kvcm.ok("admin", "demote", "--stay-out", "3600000")
         assert kvcm.found("cluster")["isLeader"] is False
         assert "does not lead" in kvcm.refused("admin", "demote")

@@ -181,14 +181,14 @@ def test_get_prints_tables_json_and_yaml(manager: Manager, capsys: pytest.Captur
     assert table[1].split() == ["i1", "demo", "m?", "fp8", "16", "tp0,tp1", "1536"]
     assert json.loads(get("instances", "-o", "json"))[0]["specs"] == [{"name": "tp0", "size": 1024}, {"name": "tp1", "size": 512}]
     assert json.loads(get("cluster", "-o", "json"))["leader"] is None
-    assert get("cluster").splitlines()[1].split() == ["node-1", "leader", "-", "-", "-", "true", "-", "-", "-", "-", "-"]
+    assert get("cluster").splitlines()[1].split() == ["node-1", "leader", "-", "-", "-", "-", "true", "-", "-", "-", "-", "-"]
 
 
 def test_get_cluster_lists_every_node(manager: Manager, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     ends = [NodeEndpoint(f"m-{number}", f"10.0.0.{number}", 1, 2, 3, 4, "") for number in range(3)]
     roles = (NodeRole.LEADER, NodeRole.FOLLOWER, NodeRole.UNKNOWN)
     copies = (None, NodeCopies(CopyState.LOADING, 2, 1, 30, 1500), None)
-    nodes = tuple(NodeState(*one) for one in zip(ends, roles, (7, 0, 5), copies, strict=True))
+    nodes = tuple(NodeState(*one) for one in zip(ends, roles, (7, 0, 5), copies, (0, 41_999, None), strict=True))
 
     async def asked() -> ClusterInfo:
         return ClusterInfo("m-1", "m-0", -1, ends[0], 7, nodes)
@@ -196,15 +196,16 @@ def test_get_cluster_lists_every_node(manager: Manager, monkeypatch: pytest.Monk
     monkeypatch.setattr(manager, "cluster_info", asked)
     assert cli.main(["get", "cluster"]) == 0
     rows = [re.split(" {2,}", line.rstrip()) for line in capsys.readouterr().out.splitlines()]
-    assert rows[0] == ["NODE", "ROLE", "EPOCH", "COPIES", "BEHIND", "HEALTHY", "HOST", "META-RPC", "META-HTTP", "ADMIN-RPC", "ADMIN-HTTP"]
+    assert rows[0] == ["NODE", "ROLE", "EPOCH", "COPIES", "BEHIND", "SEEN", "HEALTHY", "HOST", "META-RPC", "META-HTTP", "ADMIN-RPC", "ADMIN-HTTP"]
     assert rows[1:] == [
-        ["m-0", "leader", "7", "-", "-", "-", "10.0.0.0", "1", "2", "3", "4"],
-        ["m-1", "follower", "0", "loading (2 of 3)", "30 in 1.5s", "true", "10.0.0.1", "1", "2", "3", "4"],
-        ["m-2", "unknown", "5", "-", "-", "-", "10.0.0.2", "1", "2", "3", "4"],
+        ["m-0", "leader", "7", "-", "-", "0s", "-", "10.0.0.0", "1", "2", "3", "4"],
+        ["m-1", "follower", "0", "loading (2 of 3)", "30 in 1.5s", "41s", "true", "10.0.0.1", "1", "2", "3", "4"],
+        ["m-2", "unknown", "5", "-", "-", "-", "-", "10.0.0.2", "1", "2", "3", "4"],
     ]
     assert cli.main(["get", "cluster", "-o", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [node["copies"] for node in found["nodes"]] == [None, {"state": "loading", "warm": 2, "filling": 1, "behind": 30, "behindMs": 1500}, None]
+    assert [node["toldMsAgo"] for node in found["nodes"]] == [0, 41_999, None]
     assert (found["leaderEpoch"], [node["role"] for node in found["nodes"]]) == (7, ["leader", "follower", "unknown"])
 
 

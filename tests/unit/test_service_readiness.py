@@ -228,12 +228,35 @@ def test_other_nodes_hear_at_once_that_a_follower_is_warm_and_of_its_lag_now_and
     asyncio.run(run())
 
 
+def test_what_a_silent_node_said_last_only_grows_older() -> None:
+    async def run() -> None:
+        clock = FakeClock()
+        coordinator = Counted(clock)
+        a, b = _cluster(clock, coordinator, "a", 1), _cluster(clock, coordinator, "b", 2)
+        await b.look()
+
+        async def ages() -> list[int]:
+            return [clock.wall_us() // 1000 - node.told_at_ms for node in await a.nodes()]
+
+        assert await ages() == [0, 0]
+        clock.advance_us(41_000_000)
+        assert await ages() == [0, 41_000]
+        # To say the same again is news too, every ten seconds.
+        await b.look()
+        clock.advance_us(2_000_000)
+        assert await ages() == [0, 2_000]
+
+    asyncio.run(run())
+
+
 def test_what_a_node_publishes_is_read_back() -> None:
     endpoint = Endpoint("n", "h", 1, 2, 3, 4, "note")
     for role in Role:
         assert parse_node(node_text(endpoint, role, 7)) == NodeView(endpoint, role, 7)
     copies = CopiesView(CopyState.WARM, 3, 0, 12, 300)
     assert parse_node(node_text(endpoint, Role.FOLLOWER, 7, copies)) == NodeView(endpoint, Role.FOLLOWER, 7, copies)
+    assert parse_node(node_text(endpoint, Role.LEADER, 7, None, 1_700_000_000_000)) == NodeView(endpoint, Role.LEADER, 7, told_at_ms=1_700_000_000_000)
+    assert parse_node('{"told_at_ms": -5}') == NodeView(Endpoint())
     # A leader has none, and what somebody else wrote there may be anything.
     assert parse_node(node_text(endpoint, Role.LEADER, 7, copies)) == NodeView(endpoint, Role.LEADER, 7)
     for text, told in (
