@@ -121,3 +121,8 @@ class OutcomeUnknown(StorageError):
 
 class InternalError(KvcmError):
     pass
+
+
+def reason_of(error: BaseException) -> str:
+    """For a log line: what an error says. Many time-outs say nothing, and an error that says nothing is at least named."""
+    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)

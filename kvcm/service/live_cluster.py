@@ -12,13 +12,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvcm.common.clock import Clock
-from kvcm.common.errors import KvcmError
+from kvcm.common.errors import KvcmError, reason_of
 from kvcm.coordination.elector import Role
 from kvcm.coordination.port import NODE_INFO_EVERY_MS, Coordinator
 from kvcm.coordination.runner import LeaderRunner
 from kvcm.service.cluster import ClusterSnapshot, CopiesView, Endpoint, NodeView
 from kvcm.service.lifecycle import LeaderGate
 from kvcm.service.node_info import node_text, parse_endpoint, parse_node
+from kvcm.service.rpc import ASK_THE_LEADER
 
 _CALL_S = 2.0
 # Clients that were sent on by the old leader ask the others at once: what these know must not be much older than the election itself.
@@ -61,6 +62,7 @@ class LiveCluster:
         self._nodes: tuple[NodeView, ...] = ()
         self._nodes_at_us: int | None = None
         self._listing = asyncio.Lock()
+        self._failing = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -113,6 +115,14 @@ class LiveCluster:
             problem="" if healthy else self._problem(fresh, leader_id),
         )
 
+    def why_not_leader(self) -> str:
+        """A sentence for whoever asked this node what only a leader answers."""
+        if self.snapshot().leader_node_id:
+            return ASK_THE_LEADER
+        if self._failing:
+            return "nobody leads now: the coordinator (kvcm.coordination.uri) does not answer this node"
+        return "nobody leads now, as far as this node knows; try again soon"
+
     def _problem(self, fresh: bool, leader_id: str) -> str:
         if not fresh:
             return "the election loop does not run"
@@ -130,7 +140,7 @@ class LiveCluster:
                     async with asyncio.timeout(_CALL_S):
                         found = await self._coordinator.list_nodes()
                 except (KvcmError, TimeoutError) as error:
-                    _log.warning("nodes_unknown: the coordinator cannot be asked for the nodes (%s)", error or "no answer in time")
+                    _log.warning("nodes_unknown: the coordinator cannot be asked for the nodes (%s)", reason_of(error))
                 else:
                     parsed = [parse_node(node.info) for node in found]
                     self._nodes = tuple(node for node in parsed if node is not None and node.endpoint.node_id)
@@ -178,15 +188,14 @@ class LiveCluster:
         return self._looked_at_us is not None and self._clock.monotonic_us() < self._looked_at_us + self._known_us
 
     async def _watch(self) -> None:
-        failing = False
         while True:
             try:
                 await self.look()
-                if failing:
+                if self._failing:
                     _log.info("coordinator_answers_again leader=%s epoch=%d", self._leader_id or "none", self._epoch)
-                failing = False
+                self._failing = False
             except (KvcmError, TimeoutError) as error:
-                if not failing:
-                    _log.warning("leader_unknown: the coordinator cannot be asked who leads (%s)", error or "no answer in time")
-                failing = True
+                if not self._failing:
+                    _log.warning("leader_unknown: the coordinator cannot be asked who leads (%s)", reason_of(error))
+                self._failing = True
             await asyncio.sleep(_LOOK_EVERY_S)

@@ -97,6 +97,9 @@ class Service:
     rpcs: Mapping[str, Rpc]
 
 
+ASK_THE_LEADER = "this node does not lead; ask the leader (GetClusterInfo tells who that is)"
+
+
 class LeaderCheck(Protocol):
     def may_serve(self, now_us: int) -> bool:
         """Leader with recovery complete and an unexpired lease at `now_us` (monotonic)."""
@@ -126,7 +129,10 @@ class FaultCheck(Protocol):
 
 
 class Dispatcher:
-    """`faults`: None unless some are set, so that a call without them costs one look. `taps`: likewise, empty unless somebody looks."""
+    """`faults`: None unless some are set, so that a call without them costs one look. `taps`: likewise, empty unless somebody looks.
+
+    `why_not_leader`: the sentence for a call that only the leader answers, on a node that does not lead.
+    """
 
     def __init__(self, clock: Clock, leader: LeaderCheck, observer: CallObserver) -> None:
         self._clock = clock
@@ -134,6 +140,7 @@ class Dispatcher:
         self._observer = observer
         self.faults: FaultCheck | None = None
         self.taps: tuple[CallTap, ...] = ()
+        self.why_not_leader: Callable[[], str] = lambda: ASK_THE_LEADER
 
     async def call(self, rpc: Rpc, request: Any, origin: Origin | None = None) -> bytes:
         """Run one call to its reply. Never raises except for cancellation."""
@@ -146,7 +153,7 @@ class Dispatcher:
             handler, tracer = self._trace(rpc.traced)
         try:
             if rpc.leader_only and not self._leader.may_serve(started):
-                raise NotLeader("this node does not lead; ask the leader (GetClusterInfo tells who that is)")
+                raise NotLeader(self.why_not_leader())
             if self.faults is not None:
                 self.faults.check(request)
             code, reply = await handler(request, call)

@@ -207,7 +207,7 @@ class ManagerServer:
         registry.on_change(partial(_step_down_if_fenced_out, runner))
         redis.on_fenced = partial(_step_down, runner, "metadata in Redis")
         dispatcher = Dispatcher(clock, gate, observation.metrics.requests)
-        dispatcher.taps = observation.taps
+        dispatcher.taps, dispatcher.why_not_leader = observation.taps, cluster.why_not_leader
         meta = build_meta_service(manager, registry, cluster)
         set_level = set_log_level if self._own_process else _set_own_log_level
         admin = build_admin_service(manager, registry, storages, cluster, runner, observation.metrics, set_level)

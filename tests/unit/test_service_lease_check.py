@@ -52,3 +52,5 @@ def test_a_read_that_ends_after_the_lease_is_not_answered(name: str, leader_only
     refused = ask()
     assert int(refused.header.status.code) == (ErrorCode.SERVER_NOT_LEADER if leader_only else ErrorCode.OK)
     assert ("while it answered" in refused.header.status.message) is False
+    dispatcher.why_not_leader = lambda: "nobody leads now"
+    assert ask().header.status.message == ("nobody leads now" if leader_only else "")

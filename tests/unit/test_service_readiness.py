@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvcm.common.clock import FakeClock
-from kvcm.common.errors import StorageError
+from kvcm.common.errors import StorageError, reason_of
 from kvcm.config.store import Change, RegistrySnapshot
 from kvcm.config.store_local import LocalStore
 from kvcm.config.store_memory import MemoryStore
@@ -226,6 +226,41 @@ def test_other_nodes_hear_at_once_that_a_follower_is_warm_and_of_its_lag_now_and
         assert await heard() is None
 
     asyncio.run(run())
+
+
+class Deaf(MemoryCoordinator):
+    async def observe(self) -> Leader | None:
+        raise TimeoutError
+
+
+def test_while_nobody_leads_nobody_is_sent_to_the_leader(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        clock = FakeClock()
+        coordinator = MemoryCoordinator(clock)
+        node = _cluster(clock, coordinator, "a", 1)
+        await node.look()
+        assert node.why_not_leader() == "nobody leads now, as far as this node knows; try again soon"
+        await coordinator.campaign("b", 10_000)
+        await node.look()
+        assert "ask the leader" in node.why_not_leader()
+        cut_off = _cluster(clock, Deaf(clock), "a", 1)
+        cut_off.start()
+        async with asyncio.timeout(10):
+            while not caplog.records:  # noqa: ASYNC110  # a log line is no event
+                await asyncio.sleep(0)
+        assert cut_off.why_not_leader() == "nobody leads now: the coordinator (kvcm.coordination.uri) does not answer this node"
+        await cut_off.stop()
+
+    asyncio.run(run())
+    assert [record.getMessage() for record in caplog.records] == ["leader_unknown: the coordinator cannot be asked who leads (no answer in time)"]
+
+
+def test_an_error_that_says_nothing_is_named() -> None:
+    assert [reason_of(error) for error in (TimeoutError(), ValueError(), StorageError("the disk is full."))] == [
+        "no answer in time",
+        "ValueError",
+        "the disk is full.",
+    ]
 
 
 def test_what_a_silent_node_said_last_only_grows_older() -> None:
