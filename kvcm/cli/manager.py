@@ -95,12 +95,13 @@ def manager_address(option: str | None, variable: str = MANAGER_VARIABLE, defaul
     return text
 
 
-def manager_addresses(option: str | None) -> tuple[str, ...]:
+def manager_addresses(option: str | None, variable: str = MANAGER_VARIABLE, default: str = DEFAULT_MANAGER) -> tuple[str, ...]:
     """Several managers, or where they can be found; raises InvalidArgument."""
-    text = option or os.environ.get(MANAGER_VARIABLE) or DEFAULT_MANAGER
+    text = option or os.environ.get(variable) or default
     if is_discovery_url(text):
         return (text,)
-    return tuple(manager_address(part.strip() or ",") for part in text.split(",")) if "," in text else (manager_address(option),)
+    parts = text.split(",")
+    return tuple(manager_address(part.strip() or ",", default=default) for part in parts) if "," in text else (manager_address(option, variable, default),)
 
 
 def names_several(options: argparse.Namespace) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvcm.cli.manager import add_security_arguments, security_of
+from kvcm.cli.manager import add_security_arguments, manager_addresses, security_of
 from kvcm.cli.output import print_table, say
 from kvcm.common.errors import InvalidArgument
 
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 EXIT_MISMATCH = 3
 _SPEC = "kv"
+_META = "127.0.0.1:6381"
+_MANAGER_HELP = (
+    "meta gRPC address of a running manager; several with commas, or static://HOST:PORT,... or dns://NAME:PORT: the one that leads. "
+    "It must see its storage where this machine does"
+)
 _TRANSFER_MS = 60_000
 _MAX_BLOCK_BYTES = 1 << 30
 _MAX_LIMIT = (1 << 63) - 1
@@ -40,8 +45,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog="Exit code: 0 done, 3 bytes that were read were not those written, 1 any error, also when the final checks find a contradiction.",
     )
     parser.add_argument("trace", metavar="TRACE", help="'conversation' (comes with kvcm) or a Mooncake trace ending in .jsonl, .jsonl.gz or .jsonl.xz")
-    parser.add_argument("--manager", metavar="HOST:PORT", help="meta gRPC address of a running manager; it must see its storage where this machine does")
-    parser.add_argument("--metrics-url", metavar="URL", help="with --manager: its metrics page, to compare the reported usage")
+    parser.add_argument("--manager", metavar="HOST:PORT", help=_MANAGER_HELP)
+    parser.add_argument("--metrics-url", metavar="URL", help="with --manager: metrics page of the one that leads, to compare the reported usage")
     parser.add_argument("--group", default="default", help="with --manager: instance group (default: %(default)s)")
     parser.add_argument("--instance", default="replay", help="instance id (default: %(default)s)")
     parser.add_argument("--block-bytes", metavar="N", type=_number(1, _MAX_BLOCK_BYTES), default=64, help="real bytes of a block (default: %(default)s)")
@@ -67,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     from kvcm.cli.replay_target import Target, embedded
 
     if options.manager:
-        running = Target(options.manager, options.group, options.metrics_url or "", fresh=False)
+        running = Target(_addresses(options.manager), options.group, options.metrics_url or "", fresh=False)
         return _replay(options, running, requests)
     with embedded(options.work_dir) as own:
         return _replay(options, own, requests)
@@ -96,12 +101,17 @@ def _replay(options: argparse.Namespace, target: Target, requests: int) -> int:
     return 1 if wrong else 0
 
 
+def _addresses(text: str) -> tuple[str, ...]:
+    # An empty text is a mistake here, and no wish for the default: nobody wants to write into a manager by accident.
+    return manager_addresses(text or ",", default=_META)
+
+
 def _check(options: argparse.Namespace) -> None:
     """What can be wrong with the options, before anything starts."""
-    from kvcm.client.seeds import check_address
+    from kvcm.client.seeds import Seeds
 
     if options.manager is not None:
-        check_address(options.manager)
+        Seeds(_addresses(options.manager))
     if options.metrics_url and not options.manager:
         raise InvalidArgument("--metrics-url belongs to --manager; a manager of its own is asked anyway")
     if options.manager and options.work_dir:
@@ -121,7 +131,7 @@ def _config(options: argparse.Namespace, target: Target) -> ClientConfig:
             "instance_group": target.group,
             "instance_id": options.instance,
             "block_size": BLOCK_TOKENS,
-            "address": [target.address],
+            "address": list(target.addresses),
             "location_spec_infos": {_SPEC: options.block_bytes},
             "model_deployment": {"model_name": "replay", "dtype": "bytes"},
             "meta_channel_config": {"connection_timeout": options.timeout * 1000, "call_timeout": options.timeout * 1000},

@@ -23,9 +23,9 @@ _NO_LIMIT = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`metrics_url` is empty when usage cannot be asked; `fresh`: empty and without limits."""
+    """`addresses`: `host:port` texts or a discovery URL. `metrics_url` is empty when usage cannot be asked; `fresh`: empty and without limits."""
 
-    address: str
+    addresses: tuple[str, ...]
     group: str
     metrics_url: str
     fresh: bool
@@ -40,7 +40,7 @@ def embedded(folder: str | None) -> Iterator[Target]:
         startup = Path(work, "startup.json")
         startup.write_text(_startup(Path(work, "blocks")), encoding="utf-8")
         with EmbeddedManager({"kvcm.startup_config": str(startup)}) as manager:
-            yield Target(manager.meta_address, GROUP, f"{manager.admin_http_url}/metrics", fresh=True)
+            yield Target((manager.meta_address,), GROUP, f"{manager.admin_http_url}/metrics", fresh=True)
 
 
 def _startup(root: Path) -> str:

@@ -177,6 +177,19 @@ def test_other_block_sizes_under_one_instance_are_refused(tmp_path: Path, manage
     assert "location_spec_infos" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", ["127.0.0.1:1, {}", "static://127.0.0.1:1,{}"])
+def test_of_several_managers_the_one_that_leads_is_used(tmp_path: Path, manager: tuple[ManagerProcess, Path], form: str) -> None:
+    process, _ = manager
+    code, result = replay(tmp_path, "--limit", "5", "--manager", form.format(process.meta_address))
+    assert (code, result["requests"], result["problems"]) == (0, 5, [])
+
+
+@pytest.mark.parametrize("wrong", ["nowhere", "", "127.0.0.1:1,", "static://", "dns://"])
+def test_what_is_no_address_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str) -> None:
+    assert replay(tmp_path, "--limit", "5", "--manager", wrong) == (1, {})
+    assert capsys.readouterr().err.startswith("error: ")
+
+
 def test_a_manager_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, result = replay(tmp_path, "--limit", "5", "--manager", "127.0.0.1:1", "--timeout", "1")
     error = capsys.readouterr().err
