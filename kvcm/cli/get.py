@@ -61,9 +61,15 @@ async def _groups(admin: AdminClient) -> list[Json]:
     return [{"name": group.name, "version": group.version, **group_spec(group)} for group in groups]
 
 
+def _metadata(backend: Json) -> str:
+    """Where the index of a group is: memory (`local`), a file, Redis; of Redis also how, unless it is the usual way."""
+    mode = backend.get("writeMode", "WriteThrough")
+    return str(backend["type"]) if mode == "WriteThrough" else f"{backend['type']} ({mode})"
+
+
 def _group_table(found: list[Json]) -> None:
     print_table(
-        ("NAME", "VERSION", "QUOTA", "STORAGES", "PLACEMENT", "MAX-INSTANCES"),
+        ("NAME", "VERSION", "QUOTA", "STORAGES", "PLACEMENT", "MAX-INSTANCES", "METADATA"),
         [
             (
                 item["name"],
@@ -72,6 +78,7 @@ def _group_table(found: list[Json]) -> None:
                 ",".join(item["storages"]),
                 item["placement"]["preference"],
                 item["maxInstances"],
+                _metadata(item["metadataIndex"]["backend"]),
             )
             for item in found
         ],

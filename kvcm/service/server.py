@@ -57,6 +57,7 @@ from kvcm.service.in_flight import InFlight
 from kvcm.service.lifecycle import DRAIN_S, LeaderGate, Lifecycle, Term
 from kvcm.service.listeners import Listeners
 from kvcm.service.live_cluster import LiveCluster
+from kvcm.service.local_metadata import is_meant_to_last, local_metadata_notice
 from kvcm.service.logging_setup import set_log_level
 from kvcm.service.meta_service import build_meta_service
 from kvcm.service.observation import Observation
@@ -204,6 +205,8 @@ class ManagerServer:
             security,
         )
         registry.on_change(observation.purger())
+        if is_meant_to_last(settings):
+            registry.on_change(local_metadata_notice(registry))
         registry.on_change(partial(_step_down_if_fenced_out, runner))
         redis.on_fenced = partial(_step_down, runner, "metadata in Redis")
         dispatcher = Dispatcher(clock, gate, observation.metrics.requests)

@@ -20,7 +20,7 @@ from kvcm.client.admin_testing import FakeAdmin
 from kvcm.client.admin_types import ClusterInfo, CopyState, NodeCopies, NodeEndpoint, NodeRole, NodeState
 from kvcm.client.security import ClientSecurity
 from kvcm.common.errors import KvcmError, NotLeader, StorageError
-from kvcm.config.model import Instance, LocationSpecInfo, ModelDeployment
+from kvcm.config.model import Instance, LocationSpecInfo, MetaBackendConfig, ModelDeployment
 
 pytestmark = pytest.mark.unit
 
@@ -176,7 +176,16 @@ def test_get_prints_tables_json_and_yaml(manager: Manager, capsys: pytest.Captur
     groups: list[dict[str, Any]] = json.loads(get("groups", "-o", "json"))
     assert groups[0]["quota"] == {"total": "64Gi"}
     assert yaml.safe_load(get("groups", "-o", "yaml")) == groups
-    assert "demo  1        64Gi   demo-nfs  PreferThreeFS  16" in get("groups")
+    rows = [re.split(" {2,}", line.rstrip()) for line in get("groups").splitlines()]
+    assert rows == [
+        ["NAME", "VERSION", "QUOTA", "STORAGES", "PLACEMENT", "MAX-INSTANCES", "METADATA"],
+        ["demo", "1", "64Gi", "demo-nfs", "PreferThreeFS", "16", "local"],
+    ]
+    for kept, shown in (("redis", "redis"), ("async_redis", "redis (WriteBehind)"), ("dummy", "file"), ("strange", "strange")):
+        group = manager.groups["demo"]
+        indexer = replace(group.cache_config.meta_indexer, backend=MetaBackendConfig(kept))
+        manager.groups["demo"] = replace(group, cache_config=replace(group.cache_config, meta_indexer=indexer))
+        assert get("groups").splitlines()[1].rstrip().endswith(f"  {shown}")
     table = get("instances").splitlines()
     assert table[1].split() == ["i1", "demo", "m?", "fp8", "16", "tp0,tp1", "1536"]
     assert json.loads(get("instances", "-o", "json"))[0]["specs"] == [{"name": "tp0", "size": 1024}, {"name": "tp1", "size": 512}]
