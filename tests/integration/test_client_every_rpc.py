@@ -323,8 +323,11 @@ def test_leadership() -> None:
     async def story(admin: AdminClient) -> None:
         await admin.set_campaign_delay(3_600_000)
         assert await admin.campaign_delay_ms() == 3_600_000
+        await admin.go_to_leader()
         await admin.leader_demote()
         assert (await admin.check_health()).leader is False
+        with pytest.raises(NotLeader, match="none of the managers leads"):
+            await admin.go_to_leader()
         with pytest.raises(NotLeader):
             await admin.leader_demote()
         with pytest.raises(NotLeader):
