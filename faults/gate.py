@@ -1,6 +1,6 @@
 """A way to a store that can be closed for one process: what that process sends waits here, and arrives when the test says so, however late.
 
-Runs on a loop of its own in a thread, so that a busy test does not slow the managers down. Linux only: whose connection it is, /proc says.
+Linux only: whose connection it is, /proc says.
 
 Danger: the held bytes must reach the store even after their sender has hung up, because that is the case that matters.
 """
@@ -9,30 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-from collections.abc import Coroutine
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar
 
+from faults.own_loop import LIMIT_S, OwnLoop
 from kvcm.common.testing_ports import free_port
 
-T = TypeVar("T")
 _LOCAL = "127.0.0.1"
 _CHUNK = 1 << 16
-_LIMIT_S = 20.0
 _WHOLE_S = 0.1
 """For the rest of an answer."""
 
 
-class Gate:
+class Gate(OwnLoop):
     """`with Gate(redis.port) as gate:` forwards `gate.port`. All methods may be called from any thread."""
 
     def __init__(self, target: int) -> None:
+        super().__init__("gate")
         self.port = free_port()
         self._target = target
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="gate", daemon=True)
         self._server: asyncio.Server | None = None
         self._pipes: set[_Pipe] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -43,27 +37,13 @@ class Gate:
         """From now on what this process sends waits, on connections that are open and on new ones."""
         self._run(self._hold(pid))
 
-    def wait_held(self, timeout_s: float = _LIMIT_S) -> None:
+    def wait_held(self, timeout_s: float = LIMIT_S) -> None:
         """Until something waits. Raises TimeoutError."""
         self._run(asyncio.wait_for(self._arrived.wait(), timeout_s))
 
     def release(self, pid: int) -> bytes:
         """Deliver what waits and let everything through again; returns what the store has answered to it after a moment."""
         return self._run(self._release(pid))
-
-    def __enter__(self) -> Gate:
-        self._thread.start()
-        self._run(self._open())
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._run(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_LIMIT_S)
-        self._loop.close()
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * _LIMIT_S)
 
     async def _open(self) -> None:
         self._server = await asyncio.start_server(self._accept, _LOCAL, self.port)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Coroutine
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable
 
+from faults.own_loop import OwnLoop
 from kvcm.etcd.testing_proxy import TcpProxy
 
-_LIMIT_S = 20.0
 
-
-class Weather:
+class Weather(OwnLoop):
     """`with Weather(redis.port) as weather:` forwards `weather.port`. May be called from any thread."""
 
     def __init__(self, target: int) -> None:
+        super().__init__("weather")
         self._target = target
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="weather", daemon=True)
         self._proxy: TcpProxy | None = None
         self.port = 0
 
@@ -56,17 +50,6 @@ class Weather:
 
         self._call(change)
 
-    def __enter__(self) -> Weather:
-        self._thread.start()
-        self._run(self._open())
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._run(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_LIMIT_S)
-        self._loop.close()
-
     async def _open(self) -> None:
         self._proxy = await TcpProxy(self._target).__aenter__()
         self.port = int(self._proxy.address.rpartition(":")[2])
@@ -81,6 +64,3 @@ class Weather:
             change(self._proxy)
 
         self._run(run())
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(_LIMIT_S)

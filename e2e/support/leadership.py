@@ -7,18 +7,16 @@ watch brings news late on a busy machine, so what is measured is an upper bound.
 from __future__ import annotations
 
 import re
-import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 
 from e2e.cluster.handle import Cluster
 from e2e.cluster.waiting import eventually
-from e2e.support.kube import Json, Kube, Seen, Watch
+from e2e.support.kube import Json, Kube, Seen
+from e2e.support.watches import Watches
 
 ROLE, EPOCH = "kvcm.io/role", "kvcm.io/leader-epoch"
-_JOIN_S = 10.0
 _TURN = re.compile(r"time=(\S+) .*node \S+: (follower -> promoting|promoting -> leader) \(epoch (\d+)\)")
 
 
@@ -49,47 +47,18 @@ class PodEvent:
     uid: str
 
 
-class Leadership:
+class Leadership(Watches):
     """Recording begins with the block and ends with it. `service`: the leader Service; `selector`: labels of the managers' pods."""
 
     def __init__(self, cluster: Cluster, kube: Kube, namespace: str, service: str, selector: dict[str, str]) -> None:
+        super().__init__(kube, [("Pod", namespace), ("Endpoints", namespace)])
         self._cluster = cluster
-        self._kube = kube
         self._namespace = namespace
         self._service = service
         self._selector = selector
-        self._lock = threading.Lock()
         self._pods: list[PodEvent] = []
         self._labelled: dict[int, tuple[float, str, str]] = {}
         self._endpoints: list[tuple[float, tuple[str, ...]]] = []
-        self._watches: list[Watch] = []
-        self._threads: list[threading.Thread] = []
-        self._broken: list[BaseException] = []
-        self._ending = False
-
-    def __enter__(self) -> Leadership:
-        try:
-            for kind in ("Pod", "Endpoints"):
-                version, there = self._kube.version(kind, self._namespace)
-                for body in there:
-                    self._keep(Seen("ADDED", {**body, "kind": kind}))
-                watch = self._kube.watch(kind, self._namespace, version)
-                self._watches.append(watch)
-                thread = threading.Thread(target=self._follow, args=(watch,), name=f"watch-{kind}", daemon=True)
-                thread.start()
-                self._threads.append(thread)
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._end()
-
-    @property
-    def broken(self) -> list[BaseException]:
-        """Why a watch has ended before its time: then nothing here can be trusted."""
-        return list(self._broken)
 
     def epochs(self) -> list[int]:
         """Of all leaders that were seen, in the order of their terms."""
@@ -125,16 +94,6 @@ class Leadership:
         found = {match[2]: _seconds(match[1]) for match in _TURN.finditer(log) if int(match[3]) == epoch}
         return found if len(found) == 2 else None
 
-    def _follow(self, watch: Watch) -> None:
-        try:
-            for seen in watch:
-                self._keep(seen)
-            if not self._ending:
-                raise EOFError("the API server ended it")
-        except BaseException as error:
-            if not self._ending:
-                self._broken.append(error)
-
     def _keep(self, seen: Seen) -> None:
         now, meta = time.time(), seen.body["metadata"]
         with self._lock:
@@ -150,13 +109,6 @@ class Leadership:
             epoch = (meta.get("annotations") or {}).get(EPOCH)
             if labels.get(ROLE) == "leader" and epoch and seen.type != "DELETED":
                 self._labelled.setdefault(int(epoch), (now, meta["name"], meta["uid"]))
-
-    def _end(self) -> None:
-        self._ending = True
-        for watch in self._watches:
-            watch.close()
-        for thread in self._threads:
-            thread.join(_JOIN_S)
 
 
 def clock(at: float) -> str:

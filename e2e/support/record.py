@@ -6,51 +6,23 @@ done for a generation that it does not speak about, Ready comes and goes only wh
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from e2e.cluster.waiting import eventually
-from e2e.support.kube import OURS, Json, Kube, Seen, Watch
+from e2e.support.kube import OURS, Json, Kube, Seen
+from e2e.support.watches import Watches
 from kvcm.resources.kstatus import Kstatus, kstatus, wait_returns
 
-_JOIN_S = 10.0
 
-
-class Record:
+class Record(Watches):
     """Recording begins with the block and ends with it, and then `problems` is asked for by name: a story that forgets it has proved nothing."""
 
     def __init__(self, kube: Kube, namespaces: Sequence[str]) -> None:
-        self._kube = kube
+        super().__init__(kube, [(kind, namespace) for namespace in namespaces for kind in OURS])
         self._namespaces = namespaces
         self._streams: dict[str, list[Seen]] = defaultdict(list)
-        self._watches: list[Watch] = []
-        self._threads: list[threading.Thread] = []
-        self._broken: list[BaseException] = []
-        self._ending = False
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> Record:
-        try:
-            for namespace in self._namespaces:
-                for kind in OURS:
-                    version, there = self._kube.version(kind, namespace)
-                    for body in there:
-                        self._keep(Seen("ADDED", {**body, "kind": kind}))
-                    watch = self._kube.watch(kind, namespace, version)
-                    self._watches.append(watch)
-                    thread = threading.Thread(target=self._follow, args=(watch,), name=f"watch-{kind}", daemon=True)
-                    thread.start()
-                    self._threads.append(thread)
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._end()
 
     def stream(self, kind: str, name: str) -> list[Seen]:
         """What was seen of all objects of that kind and name, in order."""
@@ -80,35 +52,18 @@ class Record:
         dips: how often one object may leave Current within one generation; a story in which a manager is away for long, or a root vanishes, has a
         reason for that.
         """
+        broken = [f"a watch broke: {error}" for error in self.broken]
         with self._lock:
-            broken = [f"a watch broke: {error}" for error in self._broken]
             return broken + [problem for key, seens in sorted(self._streams.items()) for problem in judge(key, seens, dips)]
 
     def __len__(self) -> int:
         with self._lock:
             return sum(map(len, self._streams.values()))
 
-    def _follow(self, watch: Watch) -> None:
-        try:
-            for seen in watch:
-                self._keep(seen)
-            if not self._ending:
-                raise EOFError("the API server ended it")
-        except BaseException as error:
-            if not self._ending:
-                self._broken.append(error)
-
     def _keep(self, seen: Seen) -> None:
         meta = seen.body["metadata"]
         with self._lock:
             self._streams[f"{seen.body['kind']}/{meta['namespace']}/{meta['name']}/{meta['uid']}"].append(seen)
-
-    def _end(self) -> None:
-        self._ending = True
-        for watch in self._watches:
-            watch.close()
-        for thread in self._threads:
-            thread.join(_JOIN_S)
 
 
 def state(seen: Seen) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -12,6 +11,7 @@ import pytest
 from kvcm.client.admin_client import AdminClient
 from kvcm.client.admin_types import AccountRole
 from kvcm.common.errors import KvcmError
+from kvcm.common.testing_waiting import eventually
 from kvcm.etcd.testing import PROGRAM, EtcdServer, enable_auth
 from kvcm.service.testing import ManagerProcess
 
@@ -44,13 +44,6 @@ def epoch(manager: ManagerProcess) -> int:
     return ask(manager, lambda client: client.cluster_info()).leader_epoch
 
 
-def eventually(question: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 40
-    while not question():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_managers_follow_one_another_and_find_the_registry_as_it_was() -> None:
     with EtcdServer("--heartbeat-interval=20", "--election-timeout=200") as etcd:
         enable_auth(etcd.address, {"root": "r", "kvcm": PASSWORD})
@@ -62,17 +55,17 @@ def test_managers_follow_one_another_and_find_the_registry_as_it_was() -> None:
             assert (accounts(a), accounts(b)) == (set(), None)
             ask(a, lambda client: client.add_account("kept", "pass-word-1", AccountRole.USER))
             a.kill()
-            eventually(lambda: accounts(b) == {"kept"})
+            eventually(lambda: accounts(b) == {"kept"}, "the second leads and knows the account")
             second = epoch(b)
             assert second > first
             a.start()
             ask(b, lambda client: client.leader_demote())
-            eventually(lambda: {"kept"} in (accounts(a), accounts(b)))
+            eventually(lambda: {"kept"} in (accounts(a), accounts(b)), "somebody leads and knows the account")
             # etcd away for longer than the lease: nobody leads, and then somebody does again.
             etcd.only.kill()
-            eventually(lambda: accounts(a) is None and accounts(b) is None)
+            eventually(lambda: accounts(a) is None and accounts(b) is None, "nobody leads")
             etcd.only.start()
-            eventually(lambda: {"kept"} in (accounts(a), accounts(b)))
+            eventually(lambda: {"kept"} in (accounts(a), accounts(b)), "somebody leads and knows the account")
             leader = a if accounts(a) else b
             assert epoch(leader) > second
             assert "canary" not in a.log + b.log

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import signal
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,63 +11,25 @@ import pytest
 
 from kvcm.common.redis.testing import redis_binary
 from kvcm.common.redis.testing_cluster import RedisCluster
+from kvcm.common.testing_waiting import eventually
 from kvcm.meta.cluster_layout import DEFAULT_BUCKETS, ClusterLayout
 from kvcm.service.testing import ManagerProcess
 from kvcm.service.testing_blocks import Engine
-from kvcm.service.testing_wire import ADMIN, META, GrpcWire, HttpWire
+from kvcm.service.testing_pair import ManagerPair, metric
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(redis_binary() is None, reason="redis-server is not installed")]
 
-LEASE_MS = 1000
 BLOCKS = 3000
 BATCH = 500
 LAYOUT = ClusterLayout("spread", DEFAULT_BUCKETS)
 
 
-def eventually(true: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"it never happened: {what}"
-        time.sleep(0.02)
-
-
-def metric(manager: ManagerProcess, name: str) -> float:
-    with urllib.request.urlopen(f"{manager.admin_http_url}/metrics", timeout=10) as answer:
-        found = re.search(rf"^kvcm_{name} ([0-9.e+]+)$", answer.read().decode(), re.MULTILINE)
-    assert found is not None, name
-    return float(found[1])
-
-
-class Pair:
+class Pair(ManagerPair):
     def __init__(self, stack: ExitStack, cluster: RedisCluster, folder: Path) -> None:
         self.cluster = cluster
-        self.folder = folder
-        (folder / "lock").mkdir()
-        settings = {
-            "kvcm.coordination.uri": f"file://{folder}/lock",
-            "kvcm.leader_elector.lease_ms": str(LEASE_MS),
-            "kvcm.leader_elector.loop_interval_ms": "50",
-            "kvcm.registry_storage.uri": f"local://{folder}/registry.json",
-        }
-        with ThreadPoolExecutor(2) as pool:  # they take their time to start
-            self.nodes: list[ManagerProcess] = list(pool.map(stack.enter_context, [ManagerProcess(settings, ready_s=60) for _ in range(2)]))
-        eventually(lambda: any(self.leads(node) for node in self.nodes), "a leader")
+        super().__init__(stack, folder, "spread", {"kvcm.registry_storage.uri": f"local://{folder}/registry.json"})
         backend = {"storage_type": "redis", "storage_uri": f"{cluster.uri}?cluster_name=spread"}
         self.engine.set_up("spread", "nfs", indexer={"max_key_count": 0, "meta_storage_backend_config": backend})
-
-    @staticmethod
-    def leads(node: ManagerProcess) -> bool:
-        found: bool = HttpWire(node.admin_http_url).call("CheckHealth", {"trace_id": "t"})["is_leader"]
-        return found
-
-    @property
-    def leader(self) -> ManagerProcess:
-        return next(node for node in self.nodes if node.process is not None and node.process.poll() is None and self.leads(node))
-
-    def engine_of(self, node: ManagerProcess) -> Engine:
-        engine = Engine(GrpcWire(node.meta_address, META), GrpcWire(node.admin_address, ADMIN), self.folder)
-        engine.name = "spread"
-        return engine
 
     @property
     def engine(self) -> Engine:

@@ -8,20 +8,20 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvcm.common.testing_waiting import eventually
 from kvcm.service.testing_dropin import DropIn
 from kvcm.service.testing_wire import ADMIN, META, GrpcWire, HttpWire, code
 
 pytestmark = pytest.mark.integration
 
 LEASE_MS = 2000
-DEADLINE_S = 40.0
 FIELDS = ("node_id", "host", "meta_rpc_port", "meta_http_port", "custom_info")
 ADMIN_FIELDS = (*FIELDS, "admin_rpc_port", "admin_http_port")
 INSTANCE = {
@@ -33,13 +33,6 @@ INSTANCE = {
     "location_spec_infos": [{"name": "tp0", "size": 1024}],
 }
 READ = {"trace_id": "t", "instance_id": "i", "block_keys": [1], "query_type": "QT_PREFIX_MATCH"}
-
-
-def eventually(ask: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not ask():
-        assert time.monotonic() < deadline, f"it never happened: {what}"
-        time.sleep(0.02)
 
 
 def admin(worker: DropIn, rpc: str, **request: Any) -> dict[str, Any]:

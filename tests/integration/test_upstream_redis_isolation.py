@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ import pytest
 
 import kvcm.service
 from kvcm.common.redis.testing import RedisServer, redis_binary
+from kvcm.common.testing_waiting import eventually
 from kvcm.service.testing_dropin import DropIn
 from kvcm.service.testing_wire import HttpWire, code
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(redis_binary() is None, reason="redis-server is not installed")]
 
-DEADLINE_S = 60.0
 CLUSTERS = ("red", "blue")
 INSTANCE = {
     "trace_id": "t",
@@ -27,13 +26,6 @@ INSTANCE = {
     "model_deployment": {"model_name": "m", "dtype": "FP8", "tp_size": 1},
     "location_spec_infos": [{"name": "tp0", "size": 1024}],
 }
-
-
-def eventually(ask: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not ask():
-        assert time.monotonic() < deadline, f"it never happened: {what}"
-        time.sleep(0.02)
 
 
 def admin(worker: DropIn, rpc: str, **request: Any) -> dict[str, Any]:

@@ -2,79 +2,34 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from kvcm.common.redis.testing import RedisServer
+from kvcm.common.testing_waiting import eventually
 from kvcm.service.testing import ManagerProcess
 from kvcm.service.testing_blocks import Engine, StartedWrite
-from kvcm.service.testing_wire import ADMIN, META, GrpcWire, HttpWire
+from kvcm.service.testing_pair import LEASE_MS, ManagerPair, metric
+from kvcm.service.testing_wire import HttpWire
 
 pytestmark = pytest.mark.integration
 
-LEASE_MS = 1000
 BLOCKS = 20_000
 BATCH = 1000
 STREAM = "kvcache:instance_warm:__kvcm_stream__"
 
 
-def eventually(true: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"it never happened: {what}"
-        time.sleep(0.02)
-
-
-def metric(manager: ManagerProcess, name: str) -> float:
-    with urllib.request.urlopen(f"{manager.admin_http_url}/metrics", timeout=10) as answer:
-        found = re.search(rf"^kvcm_{name} ([0-9.e+]+)$", answer.read().decode(), re.MULTILINE)
-    assert found is not None, name
-    return float(found[1])
-
-
-class Pair:
+class Pair(ManagerPair):
     def __init__(self, stack: ExitStack, redis: RedisServer, folder: Path) -> None:
         self.redis = redis
-        self.folder = folder
-        settings = {
-            "kvcm.coordination.uri": f"file://{folder}/lock",
-            "kvcm.leader_elector.lease_ms": str(LEASE_MS),
-            "kvcm.leader_elector.loop_interval_ms": "50",
-            "kvcm.registry_storage.uri": f"{redis.uri}?cluster_name=warm",
-        }
-        (folder / "lock").mkdir()
-        with ThreadPoolExecutor(2) as pool:  # they take their time to start
-            self.nodes: list[ManagerProcess] = list(pool.map(stack.enter_context, [ManagerProcess(settings) for _ in range(2)]))
-        eventually(lambda: any(self.leads(node) for node in self.nodes), "a leader")
+        super().__init__(stack, folder, "warm", {"kvcm.registry_storage.uri": f"{redis.uri}?cluster_name=warm"})
         backend = {"storage_type": "redis", "storage_uri": redis.uri}
         self.engine_of(self.leader).set_up("warm", "nfs", indexer={"max_key_count": 0, "meta_storage_backend_config": backend})
-
-    @staticmethod
-    def leads(node: ManagerProcess) -> bool:
-        found: bool = HttpWire(node.admin_http_url).call("CheckHealth", {"trace_id": "t"})["is_leader"]
-        return found
-
-    @property
-    def leader(self) -> ManagerProcess:
-        return next(node for node in self.nodes if node.process is not None and node.process.poll() is None and self.leads(node))
-
-    @property
-    def follower(self) -> ManagerProcess:
-        leader = self.leader
-        return next(node for node in self.nodes if node is not leader)
-
-    def engine_of(self, node: ManagerProcess) -> Engine:
-        engine = Engine(GrpcWire(node.meta_address, META), GrpcWire(node.admin_address, ADMIN), self.folder)
-        engine.name = "warm"
-        return engine
 
     def follows(self, blocks: int) -> None:
         follower = self.follower
