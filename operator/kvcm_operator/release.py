@@ -72,8 +72,8 @@ async def _release(subject: Subject, world: World, remove: _Remove) -> Outcome:
         async with world.admin.connect(door.namespace, door.manager, door.port) as api:
             use = await remove(subject, world, Speaker(api))
     except AdminTrouble as error:
-        # 6. The manager is leaving too: it will not get better.
-        if door.leaving:
+        # 6. The manager is leaving too. One call may fail for reasons that pass; when the next one fails as well, it will not get better.
+        if door.leaving and subject.condition("Ready").get("reason") == Reason.DELETING.value:
             return _leave(subject, "OrphanedOnDelete", "the manager is being deleted and does not remove the entry any more")
         return _keep(subject, world, Reason.DELETING, f"the removal waits: {error.message}", synced=UNKNOWN)
     if use is None:

@@ -110,3 +110,22 @@ def test_a_storage_waits_once_for_its_group_on_a_manager_that_is_being_deleted()
         assert "fast" in house.admin.storages
 
     asyncio.run(story())
+
+
+def test_one_call_that_fails_leaves_no_entry_on_a_manager_that_is_being_deleted() -> None:
+    async def story() -> None:
+        house = House()
+        boss, fast = house.kube.put(manager()), house.kube.put(storage(deletionPolicy="Delete"))
+        await house.settle()
+        house.kube.mark_deleted(boss)
+        house.kube.mark_deleted(fast)
+        house.directory.down.add(("default", "demo"))
+        await house.once(fast)
+        assert house.condition(fast) == ("False", "Deleting")
+        house.directory.down.clear()
+        await house.once(fast)
+        assert not house.kube.has(fast)
+        assert house.admin.storages == {}
+        assert "OrphanedOnDelete" not in house.reasons(fast)
+
+    asyncio.run(story())
