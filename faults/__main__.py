@@ -1,7 +1,7 @@
 """`python -m faults`: rows of faults on real processes, and a table.
 
     python -m faults [--row NAME,NAME...] [--rounds N] [--blocks N] [--stores etcd,redis] [--mode through|behind] [--lease MS]
-                     [--seed N] [--json FILE]
+                     [--seed N] [--json FILE] [--logs FOLDER]
 
 Needs etcd and redis-server (Debian: etcd-server, redis-server). Ends with 1 when a requirement is broken.
 """
@@ -37,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--lease", type=int, default=1000, help="milliseconds (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--logs", type=Path, help="copy the nodes' logs to this folder after each row")
     options = parser.parse_args(arguments)
     rows, stores = options.row.split(","), options.stores.split(",")
     for names, known in ((rows, list(ROWS)), (stores, list(STORES))):
@@ -55,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         for needs, group in groupby((ROWS[name] for name in rows), key=lambda row: row.needs):
             plan = Plan(stores=store, mode=options.mode, lease_ms=options.lease, **needs)
             wanted = [(row, options.rounds or max(1, row.rounds // len(stores))) for row in group]
-            found += asyncio.run(_cleanly(play(plan, options.blocks, wanted, options.seed, say, breaches)))
+            found += asyncio.run(_cleanly(play(plan, options.blocks, wanted, options.seed, say, breaches, options.logs)))
     for played in found:
         played.check_times(breaches)
     print(f"\n{options.blocks} blocks, seed {options.seed}\n{table(found)}\n\n{verdict(breaches)}")

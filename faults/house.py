@@ -204,16 +204,23 @@ class House:
 
     async def rescue(self) -> list[str]:
         """After a round that did not end: every node goes on and is up again. Their logs, which the house would take with it, are copied; returns where."""
-        kept = []
+        kept = self.copy_logs(Path(tempfile.gettempdir()))
         for node in self.nodes:
             if node.manager.process is not None and node.manager.process.poll() is None:
                 node.resume()
-            copy = Path(tempfile.gettempdir(), f"kvcm-faults-{os.getpid()}-{node.name}.log")
-            copy.write_text(node.manager.log, encoding="utf-8")
-            kept.append(str(copy))
             if not node.up:
                 await asyncio.to_thread(node.start)
         return kept
+
+    def copy_logs(self, folder: Path) -> list[str]:
+        """The log of every node, in all its lives, to this folder, which is made; returns where."""
+        folder.mkdir(parents=True, exist_ok=True)
+        copies = []
+        for node in self.nodes:
+            copy = folder / f"kvcm-faults-{os.getpid()}-{self.plan.stores}-{self.plan.mode}-{node.name}.log"
+            copy.write_text(node.manager.log, encoding="utf-8")
+            copies.append(str(copy))
+        return copies
 
     @property
     def _redis_port(self) -> int:

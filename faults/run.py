@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from faults.breaches import Breaches, Kind
 from faults.house import Plan
@@ -13,9 +14,9 @@ from faults.scene import Say, opened
 from kvcm.common.errors import KvcmError
 
 
-async def play(plan: Plan, blocks: int, rows: Sequence[tuple[Row, int]], seed: int, say: Say, breaches: Breaches) -> list[Played]:
+async def play(plan: Plan, blocks: int, rows: Sequence[tuple[Row, int]], seed: int, say: Say, breaches: Breaches, logs: Path | None = None) -> list[Played]:
     """These rows, each so many rounds, one after the other in one house. All breaches are added to `breaches`; times are not judged. A row ends
-    early when something hangs, and the log of every node is kept then (`House.rescue` says where)."""
+    early when something hangs, and the log of every node is kept then (`House.rescue` says where). `logs`: a folder to which they are copied in any case."""
     found = []
     async with opened(plan, blocks, seed, say) as scene:
         for row, rounds in rows:
@@ -48,6 +49,8 @@ async def play(plan: Plan, blocks: int, rows: Sequence[tuple[Row, int]], seed: i
             played.breaches = scene.ledger.breaches.counts - broken
             say(f"{row.name}: {rounds} rounds in {time.monotonic() - began:.0f} s; errors that clients were told: {scene.load.errors or 'none'}")
             found.append(played)
+            if logs is not None:
+                scene.house.copy_logs(logs)
         for breach in scene.ledger.breaches.first:
             breaches.first.append(breach)
         breaches.counts += scene.ledger.breaches.counts
