@@ -11,14 +11,15 @@ import asyncio
 from collections.abc import Collection
 
 from kvcm.data_storage.port import PACKED_MARK
-from kvcm.manager.ports import Storages, WireCodec
+from kvcm.manager.ports import Leadership, Storages, WireCodec
 from kvcm.manager.shard import InstanceShard
 
 
 class Adopter:
-    def __init__(self, storages: Storages, codec: WireCodec) -> None:
+    def __init__(self, storages: Storages, codec: WireCodec, leadership: Leadership) -> None:
         self._storages = storages
         self._codec = codec
+        self._leadership = leadership
 
     async def adopt_loaded(self, shard: InstanceShard) -> None:
         """After a load: every place of the shard."""
@@ -43,20 +44,22 @@ class Adopter:
 
     async def _adopt(self, shard: InstanceShard, slots: Collection[int]) -> None:
         backends = {slot: self._storages.backend(self._storages.name_of(slot)) for slot in slots}
+        # Until all is told: a walk that does not come to its end (leadership goes) lets nothing be deleted, and the next one begins anew.
         shard.upkeep.deletion_paused = True
-        try:
-            for page in shard.index.pages():
-                uris: dict[int, list[str]] = {}
-                for key in page:
-                    for location in shard.index.get(key):
-                        # Looked for in the encoded bytes: almost no place is packed, and decoding a million costs seconds.
-                        if PACKED_MARK in location.wire and backends.get(location.storage_slot) is not None:
-                            uris.setdefault(location.storage_slot, []).extend(uri for _, uri in self._codec.decode(location.wire)[1])
-                for slot, places in uris.items():
-                    backend = backends[slot]
-                    if backend is not None:
-                        backend.adopt(places)
-                await asyncio.sleep(0)
-            shard.upkeep.adopted.update(backends)
-        finally:
-            shard.upkeep.deletion_paused = False
+        shard.upkeep.adopted.update(dict.fromkeys(slots))
+        for page in shard.index.pages():
+            if self._leadership.ending:
+                return
+            uris: dict[int, list[str]] = {}
+            for key in page:
+                for location in shard.index.get(key):
+                    # Looked for in the encoded bytes: almost no place is packed, and decoding a million costs seconds.
+                    if PACKED_MARK in location.wire and backends.get(location.storage_slot) is not None:
+                        uris.setdefault(location.storage_slot, []).extend(uri for _, uri in self._codec.decode(location.wire)[1])
+            for slot, places in uris.items():
+                backend = backends[slot]
+                if backend is not None:
+                    backend.adopt(places)
+            await asyncio.sleep(0)
+        shard.upkeep.adopted.update(backends)
+        shard.upkeep.deletion_paused = False

@@ -47,6 +47,8 @@ MAX_KEYS_PER_CALL = 131_072
 MAX_PARTS_PER_CALL = 1 << 20
 """Blocks of a call times the parts (location specs) of a block: work and replies grow with both."""
 _MAX_MUTATIONS = 10_000
+_ABORT_US = 300_000
+"""Of the time in which nobody leads."""
 _REPORTS_IDLE_MS = 1000
 _REPORTS_CLEANING_MS = 50
 
@@ -221,7 +223,7 @@ class CacheManager:
         try:
             while self._tasks:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._writer.abort_all(self._instances.holders())
+            await self._writer.abort_all(self._instances.holders(), limit_us=_ABORT_US)
         finally:
             for task in self._tasks:
                 task.cancel()

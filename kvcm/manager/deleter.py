@@ -93,6 +93,11 @@ class Deleter:
         """Locations waiting for physical deletion."""
         return len(self._queued)
 
+    @property
+    def is_ending(self) -> bool:
+        """Leadership is being given up: what takes long is left to the next leader."""
+        return self._leadership.ending
+
     def pending_of(self, shard: InstanceShard) -> int:
         return self._queued_of[id(shard.index)]
 
@@ -186,6 +191,8 @@ class Deleter:
         pages = shard.unsettled_pages()
         shard.upkeep.unsettled = None
         for page in pages:
+            if self.is_ending:
+                break
             targets = [(key, loc.location_id) for key in page for loc in shard.index.get(key) if loc.header[0] == Status.DELETING]
             if targets:
                 found += len(targets)
@@ -199,7 +206,7 @@ class Deleter:
     async def step(self) -> int:
         """Run what is due now, a few batches at a time; returns the number of batches run."""
         ran = 0
-        while self._queue and self._queue[0].due_us <= self._clock.monotonic_us():
+        while self._queue and self._queue[0].due_us <= self._clock.monotonic_us() and not self.is_ending:
             due: list[_Batch] = []
             now = self._clock.monotonic_us()
             while self._queue and self._queue[0].due_us <= now and len(due) < _PARALLEL_BATCHES:

@@ -24,7 +24,7 @@ from kvcm.manager.keyed_lock import KeyedLock
 from kvcm.manager.ports import Leadership, Storages, WireCodec
 from kvcm.manager.selector import delete_delay_us
 from kvcm.manager.shard import InstanceShard
-from kvcm.manager.trimmer import trim_keys
+from kvcm.manager.trimmer import clear_removed
 from kvcm.manager.writer import Writer
 from kvcm.meta.backend import MetadataBackend
 from kvcm.meta.index import PAGE_KEYS, MetaIndex
@@ -85,7 +85,7 @@ class Instances:
         self._deleter = deleter
         self._writer = writer
         self._leadership = leadership
-        self._adopter = Adopter(storages, codec)
+        self._adopter = Adopter(storages, codec, leadership)
         self._turns = KeyedLock()
         self._served: dict[str, InstanceShard] = {}
         self._draining: dict[str, InstanceShard] = {}
@@ -176,7 +176,7 @@ class Instances:
                 log.warning("instance_drain_incomplete instance=%s: %s; it goes on in the background", instance_id, error.message)
 
     async def _condemn_all(self, shard: InstanceShard) -> None:
-        await trim_keys(self._deleter, shard, self.delay_us(shard))
+        await clear_removed(self._deleter, shard, self.delay_us(shard))
         shard.condemn_needed = False
 
     # -- life ----------------------------------------------------------------------------------------------------------------------------------
@@ -428,6 +428,8 @@ class Instances:
         orphans = list(shard.upkeep.orphans)
         done: set[tuple[int, Location]] = set()
         for start in range(0, len(orphans), PAGE_KEYS):
+            if self._leadership.ending:
+                break
             page = orphans[start : start + PAGE_KEYS]
             try:
                 await self._deleter.condemn(shard, [key for key, _ in page], self.delay_us(shard), partial(_is_listed, page))

@@ -63,3 +63,8 @@ class Leadership(Protocol):
     def epoch(self) -> int:
         """The fencing token of the current leadership; every store compares it (design D6)."""
         ...
+
+    @property
+    def ending(self) -> bool:
+        """The leadership is being given up, and the next leader waits for it: long work ends at its next step, the next leader goes on with it."""
+        ...

@@ -90,6 +90,7 @@ class Term:
     """`Leadership` that the test moves."""
 
     epoch: int = 1
+    ending: bool = False
 
 
 class SteppedStorages(DataStorageManager):

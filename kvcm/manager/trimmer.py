@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvcm.common.errors import KvcmError
+from kvcm.common.errors import KvcmError, NotLeader
 from kvcm.manager.deleter import Deleter
 from kvcm.manager.shard import InstanceShard
 from kvcm.meta.location import Location, Status
@@ -29,25 +29,32 @@ class TrimRange:
 
 async def trim_keys(deleter: Deleter, shard: InstanceShard, delay_us: int, wanted: TrimRange | None = None) -> int:
     """Condemn every block (or what `wanted` names); returns the number of locations. A page that fails does not stop the others: the first error
-    is raised at the end."""
+    is raised at the end. Raises NotLeader between two pages when leadership is being given up."""
     select = None if wanted is None else lambda _, location: wanted.contains(location)
-    return await _condemn_pages(deleter, shard, shard.index.pages(), delay_us, select)
+    return await _condemn_pages(deleter, shard, shard.index.pages(), delay_us, select, cut=True)
+
+
+async def clear_removed(deleter: Deleter, shard: InstanceShard, delay_us: int) -> None:
+    """`trim_keys` of an instance that has been unregistered. To the end even when leadership goes: no later leader would know that these blocks are to go."""
+    await _condemn_pages(deleter, shard, shard.index.pages(), delay_us, None, cut=False)
 
 
 async def remove_keys(deleter: Deleter, shard: InstanceShard, keys: Sequence[int], delay_us: int) -> int:
     """Condemn the blocks of `keys`, in the same way."""
     pages = (keys[start : start + _REMOVE_PAGE] for start in range(0, len(keys), _REMOVE_PAGE))
-    return await _condemn_pages(deleter, shard, pages, delay_us, None)
+    return await _condemn_pages(deleter, shard, pages, delay_us, None, cut=True)
 
 
 async def _condemn_pages(
-    deleter: Deleter, shard: InstanceShard, pages: Iterable[Sequence[int]], delay_us: int, select: Callable[[int, Location], bool] | None
+    deleter: Deleter, shard: InstanceShard, pages: Iterable[Sequence[int]], delay_us: int, select: Callable[[int, Location], bool] | None, *, cut: bool
 ) -> int:
     total = 0
     failure: KvcmError | None = None
     for at, page in enumerate(pages):
         if at:
             await asyncio.sleep(0)  # let requests in between pages
+            if cut and deleter.is_ending:
+                raise NotLeader("this manager has ceased to lead; a part of the blocks is removed, repeat the call to the leader for the rest")
         try:
             total += await deleter.condemn(shard, page, delay_us, select)
         except KvcmError as error:

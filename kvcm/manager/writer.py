@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvcm.common.block_mask import BlockMask, present_mask
@@ -39,6 +39,7 @@ log = logging.getLogger("kvcm.writer")
 
 _RETRY_FINISH_US = 5_000_000
 _RETRY_ABORT_US = 1_000_000
+_ABORTS_AT_ONCE = 16
 LATE_WRITER_GRACE_US = 1_000_000
 """After an expiry the writer may still be at work; deleting a moment later catches most of what it still writes."""
 
@@ -330,32 +331,49 @@ class Writer:
 
     async def expire_due(self, shard_of: Mapping[str, InstanceShard]) -> int:
         """End every session whose deadline has passed as if nothing had succeeded; returns how many."""
-        return await self._abort(self.sessions.claim_due(self._clock.monotonic_us()), shard_of)
+        return await self._abort(self.sessions.claim_due(self._clock.monotonic_us()), shard_of, lambda: self._leadership.ending)
 
-    async def abort_all(self, shard_of: Mapping[str, InstanceShard], instance_id: str | None = None) -> int:
-        """Abort open sessions (of one instance): leadership ends, or the instance is removed."""
-        return await self._abort(self.sessions.claim_all(instance_id), shard_of)
+    async def abort_all(self, shard_of: Mapping[str, InstanceShard], instance_id: str | None = None, limit_us: int | None = None) -> int:
+        """Abort open sessions (of one instance): leadership ends, or the instance is removed. What is not begun within `limit_us` is left: the next leader
+        finds its blocks WRITING without a session."""
+        end_us = None if limit_us is None else self._clock.monotonic_us() + limit_us
+        return await self._abort(self.sessions.claim_all(instance_id), shard_of, lambda: end_us is not None and self._clock.monotonic_us() >= end_us)
 
-    async def _abort(self, claimed: Sequence[WriteSession], shard_of: Mapping[str, InstanceShard]) -> int:
+    async def _abort(self, claimed: Sequence[WriteSession], shard_of: Mapping[str, InstanceShard], is_over: Callable[[], bool]) -> int:
         by_instance: dict[str, list[WriteSession]] = {}
         for session in claimed:
             by_instance.setdefault(session.instance_id, []).append(session)
         # Side by side: an instance whose metadata store hangs must not keep the sessions of the others alive.
-        await asyncio.gather(*(self._abort_of(shard_of.get(instance_id), sessions) for instance_id, sessions in by_instance.items()))
+        await asyncio.gather(*(self._abort_of(shard_of.get(instance_id), sessions, is_over) for instance_id, sessions in by_instance.items()))
         return len(claimed)
 
-    async def _abort_of(self, shard: InstanceShard | None, sessions: Sequence[WriteSession]) -> None:
-        for at, session in enumerate(sessions):
-            if shard is None:
+    async def _abort_of(self, shard: InstanceShard | None, sessions: Sequence[WriteSession], is_over: Callable[[], bool]) -> None:
+        """A few at a time share a round trip to the store. After one that failed the others are given back, to be tried again."""
+        if shard is None:
+            for session in sessions:
                 self.sessions.end(session)
-                continue
-            try:
-                await self._settle(shard, session, [False] * len(session.keys), (), LATE_WRITER_GRACE_US)
-            except KvcmError as error:
-                log.warning("session_abort_failed instance=%s sessions=%d: %s", shard.instance_id, len(sessions) - at, error.message)
-                for left in sessions[at:]:
-                    self.sessions.reopen(left, self._clock.monotonic_us() + _RETRY_ABORT_US)
+            return
+        for at in range(0, len(sessions), _ABORTS_AT_ONCE):
+            if is_over():
+                log.info("sessions_left instance=%s sessions=%d: there is no time to end them; whoever leads next does", shard.instance_id, len(sessions) - at)
+                for session in sessions[at:]:
+                    self.sessions.reopen(session, self._clock.monotonic_us())
                 return
+            part = sessions[at : at + _ABORTS_AT_ONCE]
+            errors = await asyncio.gather(*(self._abort_one(shard, session) for session in part))
+            if (error := next(filter(None, errors), None)) is not None:
+                left = [session for session, failed in zip(part, errors, strict=True) if failed] + [*sessions[at + len(part) :]]
+                log.warning("session_abort_failed instance=%s sessions=%d: %s", shard.instance_id, len(left), error.message)
+                for session in left:
+                    self.sessions.reopen(session, self._clock.monotonic_us() + _RETRY_ABORT_US)
+                return
+
+    async def _abort_one(self, shard: InstanceShard, session: WriteSession) -> KvcmError | None:
+        try:
+            await self._settle(shard, session, [False] * len(session.keys), (), LATE_WRITER_GRACE_US)
+        except KvcmError as error:
+            return error
+        return None
 
     async def _settle(self, shard: InstanceShard, session: WriteSession, succeeded: Sequence[bool], checksums: Sequence[int], delay_us: int) -> None:
         """Move every location of a claimed session to its end state and end the session.

@@ -38,6 +38,8 @@ class Term:
     epoch: int = 0
     open: bool = False
     """Recovery is complete: leader-only requests may be answered while the lease holds."""
+    ending: bool = False
+    """From the beginning of the demotion: nobody begins or goes on with what takes long."""
 
 
 class Background(Protocol):
@@ -95,7 +97,7 @@ class Lifecycle:
 
     async def promote(self, epoch: int) -> None:
         """Make everything ready for this term. Raises what went wrong; then `demote` follows."""
-        self._term.epoch = epoch
+        self._term.epoch, self._term.ending = epoch, False
         await self._registry.recover(epoch)
         await self._registry.apply_startup(*self._startup)
         if self._follower is None:
@@ -111,7 +113,8 @@ class Lifecycle:
 
     async def demote(self, epoch: int) -> None:
         """Close, drain, forget. Every step is tried, whatever happens to the others."""
-        self._term.open = False
+        self._term.open, self._term.ending = False, True
+        began = asyncio.get_running_loop().time()
         if not await self._in_flight.drained(DRAIN_S):
             _log.warning("drain_incomplete epoch=%d calls=%d", epoch, self._in_flight.count)
         for work in self._background:
@@ -122,7 +125,7 @@ class Lifecycle:
             gc_tuning.thaw()
         if self._follower is not None:
             self._follower.start()
-        _log.info("closed epoch=%d", epoch)
+        _log.info("closed epoch=%d seconds=%.2f", epoch, asyncio.get_running_loop().time() - began)
 
     async def _step(self, what: str, action: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -131,7 +131,7 @@ def test_one_instance_whose_store_fails_does_not_keep_the_sessions_of_others(tmp
         for instance in ("i", "j"):
             await world.start(instance, [1], timeout_s=5)
             await world.start(instance, [2], timeout_s=5)
-        world.stores["i"].faults.extend([Fault.REFUSE])
+        world.stores["i"].faults.extend([Fault.REFUSE, Fault.REFUSE])
         world.clock.advance_us(5_000_000)
         assert await world.manager.expire_sessions() == 4
         assert [world.states("j", key) for key in (1, 2)] == [[Status.DELETING]] * 2
