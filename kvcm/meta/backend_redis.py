@@ -24,7 +24,7 @@ from kvcm.common.redis.target import RedisTarget
 from kvcm.config.errors import FencedOut
 from kvcm.meta.backend import Direct, Rest
 from kvcm.meta.location import Block
-from kvcm.meta.record import DamagedRecord, RecordCodec
+from kvcm.meta.record import RecordCodec
 from kvcm.meta.redis_changes import RedisChanges
 from kvcm.meta.redis_context import RedisContext
 from kvcm.meta.redis_read import BlockUnpacker
@@ -140,15 +140,8 @@ class RedisBackend(Direct):
         wanted = list(keys)
         for start in range(0, len(wanted), _PAGE):
             page = wanted[start : start + _PAGE]
-            for key, flat in zip(page, await self._replies(connection.send(self._commands(page), len(page), self._target.timeout_s)), strict=True):
-                if not isinstance(flat, list):
-                    continue  # a key that is no hash is no block
-                try:
-                    block = self._unpacker.unpack(flat)
-                except DamagedRecord as error:
-                    raise StorageError("the metadata in Redis holds a damaged record") from error
-                if block:
-                    found[key] = block
+            replies = await self._replies(connection.send(self._commands(page), len(page), self._target.timeout_s))
+            found.update(self._unpacker.unpack_all(zip(page, replies, strict=True)))
             await asyncio.sleep(0)
         return found
 
@@ -156,18 +149,13 @@ class RedisBackend(Direct):
         """What `load` would yield for these keys now, with an empty block for what it would leave out."""
         connection = await self._reader()
         page = list(keys)
-        found: dict[int, Block] = {}
-        for key, flat in zip(page, await self._replies(connection.send(self._commands(page), len(page), self._target.timeout_s)), strict=True):
-            try:
-                block = found[key] = self._unpacker.unpack(flat) if isinstance(flat, list) else ()
-            except DamagedRecord:
-                block = found[key] = ()
-                self._stats.damaged += 1
-            if flat and (not block or self._packer.time_field not in flat):
-                self._ours = False
-            if len(block) > 1:
-                self._note_wide((key,))
-        return found
+        replies = await self._replies(connection.send(self._commands(page), len(page), self._target.timeout_s))
+        blocks, odd = self._unpacker.sort(zip(page, replies, strict=True))
+        self._stats.damaged += sum(one.is_damaged for one in odd)
+        if any(one.reply and (not one.block or self._packer.time_field not in one.reply) for one in odd):
+            self._ours = False
+        self._note_wide([one.key for one in odd if one.block and len(one.block) > 1])
+        return dict.fromkeys(page, ()) | dict(blocks)
 
     async def sync(self, keys: Collection[int]) -> None:
         """An accepted change is in Redis already. How safe it is there is a matter of Redis' own settings."""
@@ -193,22 +181,14 @@ class RedisBackend(Direct):
                     at += len(page)
                     under_way.append((page, connection.send(self._commands(page), len(page), _LOAD_TIMEOUT_S)))
                 page, future = under_way.popleft()
-                blocks: list[tuple[int, Block]] = []
-                unpacker, unpack, unusual = self._unpacker, self._unpacker.unpack, self._unpacker.unusual
-                for key, flat in zip(page, await self._replies(future), strict=True):
-                    try:
-                        block = unpack(flat) if isinstance(flat, list) else None
-                    except DamagedRecord:
-                        block = None
-                    if block:
-                        blocks.append((key, block))
+                blocks, odd = self._unpacker.sort(zip(page, await self._replies(future), strict=True))
+                for key, flat, block in odd:
+                    if block is None:
+                        damaged += 1
+                    elif block:
+                        foreign += stamp not in flat
                         if len(block) > 1:
                             self._wide.add(key)
-                        if unpacker.unusual != unusual:
-                            unusual = unpacker.unusual
-                            foreign += stamp not in flat
-                    elif block is None:
-                        damaged += 1
                 progress[0] += len(page)
                 yield blocks
                 now = self._context.monotonic_us()

@@ -32,7 +32,7 @@ from kvcm.meta.cluster_changes import ClusterChanges, Told
 from kvcm.meta.cluster_layout import ClusterLayout, find_layout
 from kvcm.meta.cluster_scan import SCAN_TIMEOUT_S, scan
 from kvcm.meta.location import Block
-from kvcm.meta.record import DamagedRecord, RecordCodec
+from kvcm.meta.record import RecordCodec
 from kvcm.meta.redis_context import RedisContext
 from kvcm.meta.redis_read import BlockUnpacker
 from kvcm.meta.redis_write import PART_BLOCKS, BlockPacker
@@ -132,17 +132,7 @@ class RedisClusterBackend:
         return failures or _NO_FAILURES
 
     async def read(self, keys: Collection[int]) -> Mapping[int, Block]:
-        found: dict[int, Block] = {}
-        for key, flat in await self._look(keys):
-            if not isinstance(flat, list):
-                continue  # a key that is no hash is no block
-            try:
-                block = self._unpacker.unpack(flat)
-            except DamagedRecord as error:
-                raise StorageError("the metadata in Redis holds a damaged record") from error
-            if block:
-                found[key] = block
-        return found
+        return self._unpacker.unpack_all(await self._look(keys))
 
     async def sync(self, keys: Collection[int]) -> None:
         """An accepted change is with its master already. How safe it is there is a matter of Redis' own settings."""
@@ -166,16 +156,8 @@ class RedisClusterBackend:
                 if not under_way:
                     break
                 page, task = under_way.popleft()
-                blocks: list[tuple[int, Block]] = []
-                for key, flat in zip(page, _checked(await task), strict=True):
-                    try:
-                        block = self._unpacker.unpack(flat) if isinstance(flat, list) else None
-                    except DamagedRecord:
-                        block = None
-                    if block:
-                        blocks.append((key, block))
-                    elif block is None:
-                        damaged += 1
+                blocks, odd = self._unpacker.sort(zip(page, _checked(await task), strict=True))
+                damaged += sum(one.block is None for one in odd)
                 progress[0] += len(page)
                 yield blocks
                 now = self._context.monotonic_us()
@@ -270,13 +252,9 @@ class RedisClusterBackend:
 
     async def _read_again(self, keys: Collection[int]) -> Mapping[int, Block]:
         """What `load` would yield for these keys now, with an empty block for what it would leave out."""
-        found: dict[int, Block] = dict.fromkeys(keys, ())
-        for key, flat in await self._look(keys):
-            try:
-                found[key] = self._unpacker.unpack(flat) if isinstance(flat, list) else ()
-            except DamagedRecord:
-                self._stats.damaged += 1
-        return found
+        blocks, odd = self._unpacker.sort(await self._look(keys))
+        self._stats.damaged += sum(one.is_damaged for one in odd)
+        return dict.fromkeys(keys, ()) | dict(blocks)
 
     async def _told(self) -> Sequence[Told] | None:
         return None if await self._known() is None else [bucket.told for bucket in self._buckets]

@@ -14,10 +14,11 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from kvcm.common.errors import StorageError
 from kvcm.data_storage.model import StorageType
 from kvcm.meta.location import REPORTED_CODES, Block, Location, LocationFields, Status, restore
 from kvcm.meta.record import DamagedRecord, RecordCodec
@@ -65,6 +66,19 @@ class _Kind:
 _NO_KIND = _Kind(0, b"no kind", 0, b"", 0, 0, 0, "", b"", b"", {})
 
 
+class Odd(NamedTuple):
+    """A reply to HGETALL that was not read the quick way. `block`: empty when it names no location, None when it cannot be read."""
+
+    key: int
+    reply: Any
+    block: Block | None
+
+    @property
+    def is_damaged(self) -> bool:
+        """A hash that cannot be read; False for a key of another type, which is no block of anybody."""
+        return self.block is None and isinstance(self.reply, list)
+
+
 class BlockUnpacker:
     def __init__(self, records: RecordCodec) -> None:
         self._records = records
@@ -73,6 +87,41 @@ class BlockUnpacker:
         self._sizes: dict[bytes, int] = {}
         self.unusual = 0
         """Blocks that were not read the quick way, which knows the layout that is written today only."""
+
+    def unpack_all(self, replies: Iterable[tuple[int, Any]]) -> dict[int, Block]:
+        """The blocks that are there, of keys with what HGETALL says of each; a key that is no hash is no block. Raises StorageError for a damaged record."""
+        found: dict[int, Block] = {}
+        for key, flat in replies:
+            if not isinstance(flat, list):
+                continue
+            try:
+                block = self.unpack(flat)
+            except DamagedRecord as error:
+                raise StorageError("the metadata in Redis holds a damaged record") from error
+            if block:
+                found[key] = block
+        return found
+
+    def sort(self, replies: Iterable[tuple[int, Any]]) -> tuple[list[tuple[int, Block]], list[Odd]]:
+        """The blocks that can be read, and all that is worth a second look, some of these blocks among it. Raises nothing for what is stored.
+
+        The loop of a recovery: a usual block costs nothing beyond `unpack`, and what the caller asks of the others is asked of them alone.
+        """
+        blocks: list[tuple[int, Block]] = []
+        odd: list[Odd] = []
+        unpack, unusual = self.unpack, self.unusual
+        for key, flat in replies:
+            try:
+                block = unpack(flat) if isinstance(flat, list) else None
+            except DamagedRecord:
+                block = None
+            if block:
+                blocks.append((key, block))
+                if self.unusual == unusual:
+                    continue
+            unusual = self.unusual
+            odd.append(Odd(key, flat, block))
+        return blocks, odd
 
     def unpack(self, flat: Sequence[bytes]) -> Block:
         """The block of a hash as HGETALL gives it; empty when it names no location. Raises DamagedRecord."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcm.common.errors import StorageError
 from kvcm.common.redis.fenced import arg
 from kvcm.data_storage.model import StorageType
 from kvcm.meta.location import Block, Location, LocationFields, Status, begin_write, condemn, promote, restore
@@ -135,6 +136,34 @@ def test_what_hosts_report_is_left_to_them() -> None:
 def test_a_damaged_record_is_said_to_be_damaged(name: str, text: str | bytes) -> None:
     with pytest.raises(DamagedRecord):
         unpack(**{"L#ffffffff": json.dumps(RECORDS.to_dict(location("ffffffff"))), name: text})
+
+
+def flat(*blocks: Location, stamp: bytes = b"BP#lru_time") -> list[bytes]:
+    """What HGETALL says of a block that was written in the layout of today."""
+    return [stamp, b"1700000000000000", *[raw for field in BlockPacker(RECORDS).fields_of(blocks) for raw in field]]
+
+
+def test_of_many_replies_the_blocks_come_and_all_that_is_not_usual_a_second_time() -> None:
+    usual, late = (promote(location(previous=7)),), (promote(location("0a1b2c3e")),)
+    two = (location("00000001"), location("00000002"))
+    text = hiredis.ReplyError("WRONGTYPE Operation against a key holding the wrong kind of value")
+    broken = [b"L#0a1b2c3d", b"{"]
+    replies = [(1, flat(*usual)), (2, broken), (3, flat(*usual)), (4, text), (5, flat(*two)), (6, flat(*late)), (7, []), (8, flat(*late, stamp=b"other"))]
+    blocks, odd = BlockUnpacker(RECORDS).sort(replies)
+    assert [(key, set(block)) for key, block in blocks] == [(1, set(usual)), (3, set(usual)), (5, set(two)), (6, set(late)), (8, set(late))]
+    assert [(one.key, one.reply) for one in odd] == [replies[at] for at in (1, 3, 4, 6, 7)]
+    assert [one.block if not one.block else len(one.block) for one in odd] == [None, None, 2, (), 1]
+    assert [one.key for one in odd if one.is_damaged] == [2], "a key of another type is nobody's block"
+
+
+def test_a_read_gives_the_blocks_that_are_there_and_refuses_a_damaged_one() -> None:
+    block = (promote(location()),)
+    text = hiredis.ReplyError("WRONGTYPE Operation against a key holding the wrong kind of value")
+    replies = [(1, flat(*block)), (2, text), (3, []), (4, [b"BP#lru_time", b"1"])]
+    assert BlockUnpacker(RECORDS).unpack_all(replies) == {1: block}
+    with pytest.raises(StorageError, match="damaged") as caught:
+        BlockUnpacker(RECORDS).unpack_all([*replies, (5, [b"L#0a1b2c3d", b"{"])])
+    assert isinstance(caught.value.__cause__, DamagedRecord)
 
 
 @dataclass(frozen=True)
