@@ -44,34 +44,44 @@ return {token}
 """
 )
 
-_GROWS = """
+# What the scripts that store blocks begin with. A node that is full must be able to become less so: a change that makes no block larger (marks, ends of writes,
+# removals) is made, and cannot be told: the stream goes, and followers begin anew. Between the two parts a script refuses (`failed`) what makes one larger.
+# Whatever Redis refuses before the first write (out of memory, read-only) is refused as a whole.
+_BEGIN = (
+    FENCED
+    + APPEND
+    + """
 local function grows(key, fields)
   local there = redis.pcall('HLEN', key)
   return type(there) == 'table' or there < fields
 end
-"""
-
-# KEYS[3..]: the blocks. ARGV: token, limit of the stream, fence, number, their keys (8 bytes each), time, name of the time's field; then per block the number
-# of further arguments (0: remove it), field names and values. Whatever Redis refuses before the first write (out of memory, read-only) is refused as a whole.
-# A node that is full must be able to become less so: a change that makes no block larger (marks, ends of writes, removals) is made, and cannot be told: the
-# stream goes, and followers begin anew.
-_PUT = Script(
-    FENCED
-    + APPEND
-    + _GROWS
-    + """
+local call, pcall, sub, now, stamp = redis.call, redis.pcall, string.sub, ARGV[6], ARGV[7]
 local failed = append(KEYS[2], ARGV[2], 'f', ARGV[3], 'n', ARGV[4], 'k', ARGV[5])
 if failed then
   if not string.find(failed.err, 'OOM', 1, true) then return failed end
+"""
+)
+
+_ALL_THE_SAME = """
+  redis.call('DEL', KEYS[2])
+end
+"""
+
+# KEYS[3..]: the blocks. ARGV: token, limit of the stream, fence, number, their keys (8 bytes each), time, name of the time's field; then per block the number
+# of further arguments (0: remove it), field names and values.
+_PUT = Script(
+    _BEGIN
+    + """
   local at = 8
   for which = 3, #KEYS do
     local n = tonumber(ARGV[at])
     if n > 0 and grows(KEYS[which], n / 2 + 1) then return failed end
     at = at + 1 + n
   end
-  redis.call('DEL', KEYS[2])
-end
-local call, pcall, now, stamp, at = redis.call, redis.pcall, ARGV[6], ARGV[7], 8
+"""
+    + _ALL_THE_SAME
+    + """
+local at = 8
 for which = 3, #KEYS do
   local key, n = KEYS[which], tonumber(ARGV[at])
   if n == 0 then
@@ -93,13 +103,8 @@ return 1
 
 # As _PUT, for usual blocks, one location each: behind the name of the time's field the pairs of a `Packed` chain (see `redis_write`).
 _PUT_CHAIN = Script(
-    FENCED
-    + APPEND
-    + _GROWS
+    _BEGIN
     + """
-local failed = append(KEYS[2], ARGV[2], 'f', ARGV[3], 'n', ARGV[4], 'k', ARGV[5])
-if failed then
-  if not string.find(failed.err, 'OOM', 1, true) then return failed end
   local before, which = '', 2
   for at = 8, #ARGV, 2 do
     local id, text = ARGV[at], ARGV[at + 1]
@@ -111,9 +116,9 @@ if failed then
       before = id
     end
   end
-  redis.call('DEL', KEYS[2])
-end
-local call, pcall, sub, now, stamp = redis.call, redis.pcall, string.sub, ARGV[6], ARGV[7]
+"""
+    + _ALL_THE_SAME
+    + """
 local before, which = '', 2
 for at = 8, #ARGV, 2 do
   local id, text = ARGV[at], ARGV[at + 1]
