@@ -51,6 +51,8 @@ class Housekeeper:
     async def _delete(self) -> None:
         deleter = self._manager.deleter
         await self._manager.run_due_deletions()
+        if deleter.is_ending:  # what is due stays so
+            await asyncio.sleep(_SWEEP_S)
         due = deleter.next_due_us()
         wait = _LONGEST_WAIT_S if due is None else (due - self._clock.monotonic_us()) / 1e6
         if wait > 0:
@@ -60,6 +62,7 @@ class Housekeeper:
         while True:
             try:
                 await step()
+                await asyncio.sleep(0)  # a step that finds nothing to wait for must not keep the loop from everybody else
             except Exception:
                 log.exception("housekeeping_failed step=%s", getattr(step, "__name__", "step"))
                 await asyncio.sleep(_SWEEP_S)

@@ -11,6 +11,7 @@ import pytest
 
 from kvcm.common.errors import NotLeader
 from kvcm.manager import cache_manager, deleter
+from kvcm.manager.housekeeper import Housekeeper
 from kvcm.manager.testing import DELAY_MS, ManagerWorld
 from kvcm.meta.location import Status
 from kvcm.protocol.location_encoder import ProtoLocationEncoder
@@ -185,5 +186,33 @@ def test_expired_sessions_are_given_back_for_the_clean_up(tmp_path: Path) -> Non
         await world.manager.cleanup()
         await world.restart()
         assert count(world, Status.DELETING) == 40
+
+    run(story())
+
+
+def test_the_loop_is_free_while_deletions_are_due_and_leadership_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A background step that has nothing to do and nothing to wait for came again and again, and nobody else had a turn: the lease ran out."""
+
+    async def story() -> None:
+        world = await filled(tmp_path)
+        await world.manager.trim(world.shard("i"), None)
+        world.clock.advance_us(DELAY_MS * 1000)
+        world.term.ending = True
+        looks = 0
+
+        async def look() -> int:
+            nonlocal looks
+            looks += 1
+            if looks > 100:
+                raise RuntimeError("nobody else has had a turn")
+            return 0
+
+        monkeypatch.setattr(world.manager, "run_due_deletions", look)
+        keeper = Housekeeper(world.manager, world.clock)
+        keeper.start()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await keeper.stop()
+        assert 0 < looks <= 20
 
     run(story())
