@@ -11,7 +11,9 @@
     ├── NotLeader            ask the leader instead
     ├── NotReady             starting, stopping or overloaded; repeat later
     ├── StorageError         a store answered with an error or not in time
-    │   └── OutcomeUnknown   a write was sent and nothing is known about it: read before repeating
+    │   ├── OutcomeUnknown   a write was sent and nothing is known about it: read before repeating
+    │   │   └── CutShort     a newer leader took over in the middle of a change, and part of it is stored
+    │   └── TakenOver        a newer leader has taken over the store, and nothing of the change is stored: ask that one
     └── InternalError        our fault: an invariant broke
 
 Each class says whether repeating the same request can help (`retryable`) and who has to act (`fixer`). Messages go to users: they never
@@ -110,13 +112,32 @@ class NotReady(KvcmError):
 class StorageError(KvcmError):
     code = ErrorCode.IO_ERROR
     retryable = True
-    fixer = "administrator"
+    fixer: ClassVar[Fixer] = "administrator"
 
 
 class OutcomeUnknown(StorageError):
     """A write may or may not have happened. Never repeat it blindly: read the store first."""
 
     retryable = False
+
+
+class CutShort(OutcomeUnknown):
+    """A newer leader took over while a change was under way: a part of it is stored, and the rest was refused."""
+
+
+class TakenOver(StorageError):
+    """The store has seen a newer leader, so this process may not write any more. Nothing of the change in question was stored, so for the caller it is as
+    if it had asked a node that does not lead: the newer leader is to be looked for, and the call repeated there.
+
+    `fence` is the highest epoch the store knows. Never raise it for a change of which a part may be stored: clients repeat what ends so (see `cut_short`).
+    """
+
+    code = ErrorCode.SERVER_NOT_LEADER
+    fixer = "caller"
+
+    def __init__(self, message: str, fence: int) -> None:
+        super().__init__(message)
+        self.fence = fence
 
 
 class InternalError(KvcmError):

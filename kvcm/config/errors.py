@@ -5,7 +5,7 @@ The sentences go to administrators as they are: they name the entity and what to
 
 from __future__ import annotations
 
-from kvcm.common.errors import Conflict, InvalidArgument, StorageError
+from kvcm.common.errors import Conflict, InvalidArgument, StorageError, TakenOver
 
 
 class SettingsError(InvalidArgument):
@@ -22,14 +22,8 @@ class InUse(Conflict):
     retryable = False
 
 
-class FencedOut(StorageError):
-    """A store has seen a newer leader: this process may not write any more. `fence` is the highest epoch the store knows."""
-
-    retryable = False
-
-    def __init__(self, message: str, fence: int) -> None:
-        super().__init__(message)
-        self.fence = fence
+class FencedOut(TakenOver):
+    """The store of the registry or of block metadata has refused a whole change because of its fence."""
 
 
 class StoreDamaged(StorageError):

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from kvcm.common.clock import Clock
-from kvcm.common.errors import KvcmError, StorageError
+from kvcm.common.errors import KvcmError, StorageError, TakenOver
 from kvcm.manager.errors import MetadataFailed
 from kvcm.manager.ports import Leadership, Storages, WireCodec
 from kvcm.manager.shard import InstanceShard
@@ -112,7 +112,7 @@ class Deleter:
         reported has no bytes of ours: such records go at once (I-LOC-8).
 
         `select(position, location)` narrows the choice (default: every location). Raises MetadataFailed if the store refused some keys: those are
-        unchanged, the others are DELETING all the same.
+        unchanged, the others are DELETING all the same; TakenOver if a newer leader has prevented all of it.
         """
         taken: list[Target] = []
         written: list[Target] = []
@@ -139,7 +139,8 @@ class Deleter:
         self.push(shard, taken, delay_us)
         self.push(shard, written, delay_us, writers=True)
         if failed:
-            raise MetadataFailed(f"{len(failed)} of {len(keys)} blocks could not be marked for deletion: {_first_error(outcomes)}")
+            refused = next((outcome.error for outcome in outcomes if isinstance(outcome.error, TakenOver)), None)  # then nothing is stored
+            raise refused or MetadataFailed(f"{len(failed)} of {len(keys)} blocks could not be marked for deletion: {_first_error(outcomes)}")
         return len(taken) + len(written) + len(retracted)
 
     async def withdraw(self, shard: InstanceShard, inserted: Sequence[tuple[int, Location]]) -> list[tuple[int, Location]]:

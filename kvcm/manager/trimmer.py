@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from kvcm.common.cut_short import cut_short, graver
 from kvcm.common.errors import KvcmError, NotLeader
 from kvcm.manager.deleter import Deleter
 from kvcm.manager.shard import InstanceShard
@@ -29,7 +30,7 @@ class TrimRange:
 
 async def trim_keys(deleter: Deleter, shard: InstanceShard, delay_us: int, wanted: TrimRange | None = None) -> int:
     """Condemn every block (or what `wanted` names); returns the number of locations. A page that fails does not stop the others: the first error
-    is raised at the end. Raises NotLeader between two pages when leadership is being given up."""
+    is raised at the end; TakenOver only when nothing was changed. Raises NotLeader between two pages when leadership is being given up."""
     select = None if wanted is None else lambda _, location: wanted.contains(location)
     return await _condemn_pages(deleter, shard, shard.index.pages(), delay_us, select, cut=True)
 
@@ -58,7 +59,7 @@ async def _condemn_pages(
         try:
             total += await deleter.condemn(shard, page, delay_us, select)
         except KvcmError as error:
-            failure = failure or error
+            failure = graver(failure, error)
     if failure is not None:
-        raise failure
+        raise cut_short(failure, stored=total > 0)
     return total

@@ -23,6 +23,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvcm.common.cut_short import cut_short_keys
 from kvcm.common.eager import run_to_end
 from kvcm.common.errors import KvcmError, OutcomeUnknown, StorageError
 from kvcm.meta.access_log import AccessLog
@@ -318,7 +319,7 @@ class MetaIndex:
         """Wait for the store; returns the keys that it does not hold as wanted, with why."""
         changes = mutation.owned
         try:
-            return await attempt
+            return cut_short_keys(await attempt, len(changes))
         except OutcomeUnknown:
             pass
         except StorageError as error:

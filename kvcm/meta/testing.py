@@ -165,7 +165,8 @@ class SuspendingBackend:
     """A MetadataBackend with a store of its own.
 
     `faults` are used up by the next `apply` calls in the order in which they take effect; None = works. `failing_keys` fail one by one in every apply while
-    they are in the set. `failing_reads` and `failing_syncs` count the next calls that fail. `history` lists what was stored, in order.
+    they are in the set, `fenced_keys` likewise, as in buckets that a newer leader has taken over. `failing_reads` and `failing_syncs` count the next calls
+    that fail. `history` lists what was stored, in order.
     Without a scheduler each call still gives other tasks a turn. With `suspend_answers` a call also suspends between its effect and its answer.
     """
 
@@ -176,6 +177,7 @@ class SuspendingBackend:
         self.highest_fence = 0
         self.faults: deque[Fault | None] = deque()
         self.failing_keys: set[int] = set()
+        self.fenced_keys: set[int] = set()
         self.failing_reads = 0
         self.failing_syncs = 0
         self.history: list[dict[int, Block]] = []
@@ -236,13 +238,14 @@ class SuspendingBackend:
 
     def _take(self, changes: dict[int, Block], fence: int, fault: Fault | None) -> Mapping[int, StorageError] | StorageError:
         if fence < self.highest_fence:
-            return StorageError("a newer leader has written to the store")
+            return FencedOut("a newer leader has written to the store", self.highest_fence)
         if fault is Fault.REFUSE:
             return StorageError("the store refused")
         if fault is Fault.LOST_REQUEST:
             return {}
         self.highest_fence = fence
         failures = {key: StorageError("the store refused this key") for key in changes if key in self.failing_keys}
+        failures |= {key: FencedOut("a newer leader has this bucket", fence + 1) for key in changes if key in self.fenced_keys}
         stored = {key: block for key, block in changes.items() if key not in failures}
         if fault is Fault.LOST_HALF_WAY:
             stored = dict(list(stored.items())[::2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -50,6 +51,7 @@ def test_the_same_over_redis_written_behind_loses_at_most_the_tail(capsys: pytes
 def _refused(suspended: Played, registry: str) -> None:
     (figures,) = suspended.rounds
     told = "\n".join(figures.notes)
-    assert "StartWrite held back: IO_ERROR" in told
+    # Its time was over when it went on, or the refusal was there before it looked at the time.
+    assert re.search("StartWrite held back: (IO_ERROR|SERVER_NOT_LEADER)$", told, re.MULTILINE)
     assert f"the late blocks arrived at Redis: refused, its fence is at epoch {figures.epoch}" in told
     assert f"the late group arrived at {registry}: refused, its fence is at epoch {figures.epoch}" in told

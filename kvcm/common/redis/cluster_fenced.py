@@ -21,7 +21,8 @@ from kvcm.common.redis.cluster_nodes import ClusterNodes, Link
 from kvcm.common.redis.cluster_slot import ASKING, ClusterSlot
 from kvcm.common.redis.cluster_slots import NOT_NOW, redirect
 from kvcm.common.redis.connection import ConnectionLost, error_word, refused
-from kvcm.common.redis.fenced import NOTHING_DONE, THIS_PROCESS, Script, Superseded, arg, fence_of, set_by, tell_of_two, token_of
+from kvcm.common.redis.fenced import NOTHING_DONE, Script, Superseded, arg, fence_of, set_by, tell_of_two, token_of
+from kvcm.common.this_process import THIS_PROCESS
 
 log = logging.getLogger("kvcm.redis")
 

@@ -22,9 +22,10 @@ import secrets
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from kvcm.common.errors import OutcomeUnknown, StorageError
+from kvcm.common.errors import OutcomeUnknown, StorageError, TakenOver
 from kvcm.common.redis.connection import LOST, ConnectionLost, RedisConnection, connect, error_word, pack, refused
 from kvcm.common.redis.target import RedisTarget
+from kvcm.common.this_process import THIS_PROCESS
 
 log = logging.getLogger("kvcm.redis")
 
@@ -33,21 +34,12 @@ _ATTEMPTS = 3
 _RETRY_CONNECT_S = 0.1
 # Redis says these before the first write of a script, so nothing was stored.
 NOTHING_DONE = frozenset({"OOM", "READONLY", "MISCONF", "NOREPLICAS", "LOADING", "MASTERDOWN", "BUSY", "NOAUTH", "UNKILLABLE"})
-
-
-THIS_PROCESS = secrets.token_hex(4).encode()
 _ELSEWHERE = frozenset({"READONLY", "NOAUTH", "MASTERDOWN"})
 """After these a new connection finds out where the master is by now, and whether the login still counts."""
 
 
-class Superseded(StorageError):
+class Superseded(TakenOver):
     """A newer leader has raised the store's fence to `fence`; nothing was written."""
-
-    retryable = False
-
-    def __init__(self, message: str, fence: int) -> None:
-        super().__init__(message)
-        self.fence = fence
 
 
 class Script:
