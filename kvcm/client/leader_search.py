@@ -86,10 +86,12 @@ class LeaderSearch:
         known = self._seeds.all()
         if not known:
             raise ConnectFailed("no manager could be reached: the addresses name no member, or their names cannot be looked up")
-        problem = yield from self._walk(known)
+        left, dead = list(known), set[str]()
+        problem = yield from self._walk(left, dead)
         if problem is None:
             return
-        if isinstance(problem, ServiceNotLeader) and (yield from self._follow_hints(known, set(known))) is Found.MOVED:
+        # All at once now: a node that hangs may have taken the time of those behind it, and meanwhile another one may lead.
+        if (left or isinstance(problem, ServiceNotLeader)) and (yield from self._follow_hints(known, dead)) is Found.MOVED:
             return
         raise problem
 
@@ -122,13 +124,13 @@ class LeaderSearch:
         if self._seeds.due():
             yield LookUp(self._seeds, self._config.meta_channel.connection_timeout_s)
 
-    def _walk(self, addresses: tuple[str, ...]) -> Flow[ClientError | None]:
-        """Try to register at each address. None: one accepted. A refusal other than "not leader" is raised."""
+    def _walk(self, addresses: list[str], dead: set[str]) -> Flow[ClientError | None]:
+        """Try to register at each address. None: one accepted. A refusal other than "not leader" is raised. What was tried is taken out of `addresses`, and put
+        into `dead` if it did not answer."""
         problem: ClientError | None = None
         until = self._now() + max(_SEARCH_TIMEOUTS, len(addresses)) * self._config.meta_channel.connection_timeout_s
-        for address in addresses:
-            if self._now() >= until:
-                break
+        while addresses and self._now() < until:
+            address = addresses.pop(0)
             try:
                 yield from self._adopt(address, 0)
             except ServiceNotLeader as error:
@@ -136,6 +138,7 @@ class LeaderSearch:
             except AccessDenied:
                 raise
             except RpcFailed as error:
+                dead.add(address)
                 if problem is None:
                     problem = ConnectFailed(f"no manager could be reached; the first one tried, {address}: {error.message}")
             else:

@@ -32,6 +32,8 @@ class Cluster:
         self.locked = False
         self.now = 0.0
         self.break_next: str | None = None
+        self.hung: set[str] = set()
+        """Connections are taken, and nothing answers: each call costs its time-out."""
         self.denied: set[str] = set()
         self.epochs: dict[str, int] = {}
         self.hints: dict[str, str] = {}
@@ -39,10 +41,13 @@ class Cluster:
         self.break_with = "UNAVAILABLE"
         self.surveys: list[tuple[str, ...]] = []
         self.on_pause: Callable[[], None] = lambda: None
+        self.on_dial: Callable[[str], None] = lambda address: None
         self.blocks: Callable[[str], tuple[int, str]] = lambda address: (0, "")
 
-    def core(self, *addresses: str, security: ClientSecurity = PLAIN) -> MetaCore:
+    def core(self, *addresses: str, security: ClientSecurity = PLAIN, **channel: int) -> MetaCore:
+        """`channel`: settings of meta_channel_config."""
         config = {
+            "meta_channel_config": channel,
             "instance_group": "g",
             "instance_id": "i",
             "block_size": 1,
@@ -82,6 +87,7 @@ class Cluster:
                 return self._survey(command)
             case meta_commands.Dial(address):
                 self.open.append(address)
+                self.on_dial(address)
                 return address
             case meta_commands.HangUp(handle):
                 self.open.remove(handle)
@@ -98,7 +104,9 @@ class Cluster:
 
     def _survey(self, command: meta_commands.Survey) -> list[tuple[str, Any]]:
         self.surveys.append(command.addresses)
+        before = self.now
         answers = [(address, self._try(meta_commands.Invoke(address, address, command.method, command.request, 1))) for address in command.addresses]
+        self.now = before  # all at once, and those that hang are not waited for
         return [(address, reply) for address, reply in answers if reply is not None]
 
     def _try(self, command: meta_commands.Invoke) -> Any:
@@ -111,6 +119,9 @@ class Cluster:
 
     def _reply(self, command: meta_commands.Invoke) -> Any:
         self.log.append((command.address, command.method))
+        if command.address in self.hung:
+            self.now += command.timeout_s
+            raise RpcFailed("silent", grpc_status="DEADLINE_EXCEEDED", may_have_run=True)
         if command.address in self.down or self.break_next == command.method:
             self.break_next = None
             raise RpcFailed("gone", grpc_status=self.break_with, may_have_run=not self.never_sent)

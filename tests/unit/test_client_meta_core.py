@@ -65,6 +65,31 @@ def test_start_asks_followers_who_leads_when_no_address_does() -> None:
     assert cluster.open == ["x:9"]
 
 
+@pytest.mark.parametrize("first", ["follower", "hung"])
+def test_nodes_that_hang_do_not_hide_the_leader_behind_them_from_a_start(first: str) -> None:
+    cluster = Cluster(leader="d:4")
+    cluster.hung = {"b:2", "c:3"} | ({"a:1"} if first == "hung" else set())
+    core = cluster.core("a:1", "b:2", "c:3", "d:4", call_timeout=2000, connection_timeout=1000)
+    cluster.run(core.connect())
+    assert core.address == "d:4"
+    assert cluster.open == ["d:4"]
+    assert len(cluster.surveys) == 1
+
+
+def test_a_node_that_is_promoted_while_a_start_waits_for_a_hung_one_is_found() -> None:
+    cluster = Cluster(leader="nobody:1")
+    cluster.hung = {"b:2"}
+    core = cluster.core("a:1", "b:2")
+
+    def promoted(address: str) -> None:
+        if address == "b:2":
+            cluster.leader = cluster.hint = "a:1"
+
+    cluster.on_dial = promoted
+    cluster.run(core.connect())
+    assert core.address == "a:1"
+
+
 def test_INV_C6_not_leader_moves_to_the_new_leader_and_repeats_once() -> None:
     cluster = Cluster(leader="a:1")
     core = cluster.core("a:1", "b:2")
