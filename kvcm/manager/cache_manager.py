@@ -8,16 +8,15 @@ Life: `recover()` when leadership is won and the registry is loaded, `cleanup()`
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from random import Random
 from typing import Any, TypeVar
 
 from kvcm.common.block_mask import BlockMask
 from kvcm.common.clock import Clock
-from kvcm.common.eager import run_to_end
 from kvcm.common.errors import InstanceNotExist, InvalidArgument, KvcmError, NotReady
 from kvcm.common.ids import IdSource
+from kvcm.common.uncut import Uncut
 from kvcm.config.model import Instance
 from kvcm.data_storage.model import Storage, StorageType
 from kvcm.manager.by_backend import REPORTED, BackendQuery, BackendSearcher
@@ -72,7 +71,7 @@ class CacheManager:
         `keep_after_bad_mask`: see Writer.
         """
         self._registry = registry
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._work = Uncut()
         self._closing = False
         self.sessions = WriteSessions()
         self.deleter = Deleter(storages, codec, clock, leadership, held=self.sessions.holds)
@@ -195,8 +194,8 @@ class CacheManager:
 
     def _on_lost(self, shard: InstanceShard, lost: list[Probed]) -> None:
         # A probe suspends: by now the instance may be gone, or the leadership. When too much is under way, the next read finds the same again.
-        if self._instances.serves(shard) and not self._closing and len(self._tasks) < _MAX_MUTATIONS:
-            self._spawn(self._pruner.prune(shard, lost, self._delay_us(shard)))
+        if self._instances.serves(shard) and not self._closing and len(self._work) < _MAX_MUTATIONS:
+            self._work.spawn(self._pruner.prune(shard, lost, self._delay_us(shard)))
 
     # -- life ----------------------------------------------------------------------------------------------------------------------------------
 
@@ -221,12 +220,10 @@ class CacheManager:
         """
         self._closing = True
         try:
-            while self._tasks:
-                await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._work.ended()
             await self._writer.abort_all(self._instances.holders(), limit_us=_ABORT_US)
         finally:
-            for task in self._tasks:
-                task.cancel()
+            self._work.cut()
             self.sessions.forget()
             self.deleter.forget()
             self._writer.strays.forget()
@@ -272,7 +269,7 @@ class CacheManager:
 
     async def _uncut(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a mutation to its end even if the caller is cancelled. Raises Overloaded and NotReady."""
-        if len(self._tasks) >= _MAX_MUTATIONS:
+        if len(self._work) >= _MAX_MUTATIONS:
             work.close()
             raise Overloaded("too many changes are under way; repeat the call later")
         return await self._background(work)
@@ -282,16 +279,4 @@ class CacheManager:
         if self._closing:
             work.close()
             raise NotReady("this manager has ceased to lead; ask the leader")
-        return await run_to_end(work, self._keep)
-
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> None:
-        self._keep(asyncio.get_running_loop().create_task(work))
-
-    def _keep(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # retrieved here: the caller may be gone
+        return await self._work.run(work)

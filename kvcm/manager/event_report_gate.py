@@ -78,7 +78,7 @@ class Gate:
 
 async def _set_before(event: asyncio.Event, deadline: float) -> bool:
     """Was the event set before the loop's clock said `deadline`?"""
-    # Not asyncio.timeout: it binds itself to the current task, which callers that start eagerly do not have yet (see common/eager.py).
+    # Not asyncio.timeout: it binds itself to the current task, which callers that start eagerly do not have yet (see common/uncut.py).
     loop = asyncio.get_running_loop()
     waiting = loop.create_task(event.wait())
     try:

@@ -374,12 +374,14 @@ class Story:
         self.excused.update(write.session_id for write in self.writes)
         self.crashed = True
         self._note_cut_removals()
+        self.world.term.ending = True
         cleanup = asyncio.ensure_future(self.world.manager.cleanup())
         await self._until(cleanup)
         demand("I-WL-4", len(self.world.manager.sessions) == 0, "sessions are left after clean-up")
-        demand("I-WL-4", not self.world.manager._tasks, "changes go on after clean-up")
+        demand("I-WL-4", not self.world.manager._work, "changes go on after clean-up")
         self.excused.update(write.session_id for write in self.writes)
         self.world.term.epoch += 1
+        self.world.term.ending = False
         await self._until(asyncio.ensure_future(self.world.manager.recover()))
 
     def _note_cut_removals(self) -> None:
@@ -395,7 +397,8 @@ class Story:
     async def op_crash(self) -> None:
         self.crashed = True
         self._note_cut_removals()
-        for task in self._tasks | self.world.manager._tasks:
+        self.world.manager._work.cut()
+        for task in self._tasks:
             task.cancel()
         await self.scheduler.settle()
         self._tasks.clear()

@@ -15,7 +15,7 @@ from kvcm.meta.location import Block
 
 class Eager:
     """Marks a backend whose `apply` uses nothing that binds itself to the current task (asyncio.timeout, asyncio.wait_for) before it has suspended: its
-    first step may run in the caller's task (see kvcm.common.eager), which saves a task where it does not suspend at all."""
+    first step may run in the caller's task (see kvcm.common.uncut), which saves a task where it does not suspend at all."""
 
 
 Rest = Coroutine[Any, Any, Mapping[int, StorageError]]

@@ -24,8 +24,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from dataclasses import dataclass
 
 from kvcm.common.cut_short import cut_short_keys
-from kvcm.common.eager import run_to_end
 from kvcm.common.errors import KvcmError, OutcomeUnknown, StorageError
+from kvcm.common.uncut import Answer, Uncut
 from kvcm.meta.access_log import AccessLog
 from kvcm.meta.backend import Direct, Eager, MetadataBackend
 from kvcm.meta.backend_local import LocalBackend
@@ -99,7 +99,7 @@ class MetaIndex:
         self._direct = backend if isinstance(backend, Direct) else None
         self._submitted = 0  # mutations that the store will call for
         self._drained: asyncio.Future[None] | None = None
-        self._commits: set[asyncio.Task[list[Outcome]]] = set()
+        self._commits = Uncut()
         self._joining: asyncio.Task[int] | None = None
         self._slot_counts: dict[int, int] = {}
         self._reported = 0  # locations that hosts report: while there is none, no mutation looks for them
@@ -162,14 +162,8 @@ class MetaIndex:
         if not self._suspends or not owned:
             return await commit
         if self._eager:
-            return await run_to_end(commit, self._keep)
-        task = asyncio.get_running_loop().create_task(commit)
-        self._keep(task)
-        return await asyncio.shield(task)
-
-    def _keep(self, task: asyncio.Task[list[Outcome]]) -> None:
-        self._commits.add(task)
-        task.add_done_callback(self._commits.discard)
+            return await self._commits.run(commit)
+        return await asyncio.shield(self._commits.spawn(commit))
 
     async def sync(self, keys: Sequence[int]) -> None:
         """Barrier before physical deletion: raises StorageError unless every accepted change of the keys is durable."""
@@ -191,8 +185,7 @@ class MetaIndex:
             if self._submitted:
                 self._drained = asyncio.get_running_loop().create_future()
                 await self._drained
-            if self._commits:
-                await asyncio.wait(tuple(self._commits))
+            await self._commits.ended()
         await self._backend.close()
 
     async def recover(self) -> int:
@@ -256,7 +249,7 @@ class MetaIndex:
     def _submit(self, store: Direct, mutation: _Mutation, fence: int) -> asyncio.Future[list[Outcome]] | None:
         """Have the store call at the end of the mutation; None when it cannot take it so. Whoever waits for the future may be cancelled."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[Outcome]] = loop.create_future()
+        future: Answer[list[Outcome]] = Answer(loop=loop)
 
         def stored() -> None:
             try:
@@ -271,8 +264,7 @@ class MetaIndex:
             self._called()
 
         def otherwise(rest: Awaitable[Mapping[int, StorageError]]) -> None:
-            task = loop.create_task(self._commit(mutation, rest))
-            self._keep(task)
+            task = self._commits.spawn(self._commit(mutation, rest))
             task.add_done_callback(lambda ended: _hand_over(ended, future))
             self._called()
 

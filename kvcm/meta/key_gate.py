@@ -73,7 +73,7 @@ class KeyGate:
         ticket.release()
 
     async def _wait_until_free(self, keys: Collection[int]) -> None:
-        # Not asyncio.timeout: it binds itself to the current task, which callers that start eagerly do not have yet (see common/eager.py).
+        # Not asyncio.timeout: it binds itself to the current task, which callers that start eagerly do not have yet (see common/uncut.py).
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._wait_s
         while (holder := next((self._held[key] for key in keys if key in self._held), None)) is not None:

@@ -260,7 +260,7 @@ def test_a_clean_up_that_is_cut_off_still_forgets_everything(tmp_path: Path) -> 
         await scheduler.settle()
         assert world.manager.shards() == []
         assert len(world.manager.sessions) == 0
-        assert not world.manager._tasks
+        assert not world.manager._work
         with pytest.raises(InstanceNotExist):
             world.manager.shard("i")
         await scheduler.release_all()

@@ -105,7 +105,7 @@ def test_what_is_not_readable_now_is_never_named(tmp_path: Path) -> None:
         path_of(write.uris[0]["tp1"]).unlink()
         found = await ask(world, [1, 2, 3, 4], BackendSelector(NFS), BackendSelector(DUMMY))
         assert found == [[], [], [], [write.uris[1]]]
-        await asyncio.gather(*world.manager._tasks)
+        await world.manager._work.ended()
         assert world.states("i", 3) == [Status.DELETING]  # half of it is left, so it goes the ordinary way
         for name in ("s", "t", "d"):
             await world.registry.set_storage_enabled(name, False)

@@ -43,7 +43,7 @@ def lose(world: ManagerWorld, write: Write, *keys: int) -> None:
 
 async def later(world: ManagerWorld) -> None:
     """Two seconds on; what a read has found to be lost is taken out by a task of its own."""
-    await asyncio.gather(*world.manager._tasks)
+    await world.manager._work.ended()
     await world.advance(LATER_S)
 
 
