@@ -19,8 +19,12 @@ from faults.house import HELD, Node, named, until
 from faults.scene import Round, Scene
 from kvcm.client import AdminClient, AsyncMetaClient, QueryType
 from kvcm.client.errors import ClientError
+from kvcm.client.rpc_channel import RpcChannel
 from kvcm.common.errors import KvcmError
+from kvcm.protocol import admin_service_pb2 as admin_pb
 from kvcm.protocol import meta_service_pb2 as pb
+from kvcm.protocol.admin_service_pb2_grpc import AdminServiceStub
+from kvcm.protocol.domain_codec import group_to_proto
 
 _BLOCKS = 8
 _FENCE = re.compile(rb'\$37\r\n([0-9]{20})\.|/registry/fence.{0,40}"epoch":([0-9]+)', re.DOTALL)
@@ -94,10 +98,13 @@ async def _start_write(leader: Node, keys: list[int]) -> str:
 
 
 async def _create_group(leader: Node, name: str) -> str:
-    async with AdminClient(leader.manager.admin_address, failover_s=0.0, timeout_s=_PATIENCE_S / 2) as admin:
+    """Likewise: a client that follows would repeat it at the next leader."""
+    address = leader.manager.admin_address
+    async with AdminClient(address) as admin, RpcChannel(address, AdminServiceStub, timeout_s=_PATIENCE_S / 2) as channel:
         try:
             (template,) = [group for group in await admin.list_groups() if group.name == "default"]
-            await admin.create_group(named(template, name))
+            request = admin_pb.CreateInstanceGroupRequest(trace_id="late", instance_group=group_to_proto(named(template, name)))
+            await channel.write("CreateInstanceGroup", request)
         except KvcmError as error:
             return f"{type(error).__name__}"
     return "OK"

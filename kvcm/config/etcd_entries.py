@@ -2,7 +2,7 @@
 
 | key | value |
 |---|---|
-| `fence` | `{"version":1,"epoch":n}`: the highest epoch that has written here |
+| `fence` | `{"version":1,"epoch":n,"process":...}`: the highest epoch that has written here, and whose it is; earlier versions name no process |
 | `entity/<table>/<id>` | `{"version":1,"record":{...}}`: one entity in the persisted dialect; everything behind the second slash is the id |
 | `batch/commit` | `{"version":1,"batch":...,"parts":n}`: a large change that counts already and is not yet spread over the entities |
 | `batch/part/<batch>/<n>` | `{"version":1,"changes":[[table,id,record or null],...]}` |
@@ -72,6 +72,16 @@ def epoch_of(kv: KeyValue | None) -> int | None:
         return 0
     epoch = parse(kv.value).get("epoch")
     return epoch if isinstance(epoch, int) and not isinstance(epoch, bool) and 0 <= epoch < 1 << 63 else None
+
+
+def process_of(kv: KeyValue | None) -> str:
+    """Who has set the fence; empty when nobody has, or it does not say."""
+    process = parse(kv.value).get("process") if kv is not None else None
+    return process if isinstance(process, str) else ""
+
+
+def fence_value(epoch: int, process: str) -> bytes:
+    return dump({"epoch": epoch, "process": process})
 
 
 def batch_of(kv: KeyValue) -> Batch | None:

@@ -4,6 +4,9 @@ Every write is a transaction that compares the revision at which our fence key w
 sent can land afterwards, wherever it still is. The same makes an unknown outcome final: before `load` reads, it changes the fence key once more (to the same
 epoch), and then the transaction in question either has happened or never will.
 
+The fence also names the process that has set it. A process that finds its own epoch there with another name has been overtaken: there are two elections that
+do not know of each other, each with a leader of that epoch, and the other one has read the registry after everything that landed before.
+
 Dangers:
 - changes beyond what one transaction takes (a snapshot of thousands). They are written aside in parts, made valid by one small transaction, and then spread
   over the entities; whoever finds such a batch first, also another leader after a crash, finishes it before anything else, and `load` shows it as done;
@@ -21,6 +24,7 @@ from dataclasses import dataclass
 
 from kvcm.common.errors import OutcomeUnknown, StorageError
 from kvcm.common.failpoints import FailPoints
+from kvcm.common.this_process import THIS_PROCESS
 from kvcm.config.errors import FencedOut, StoreDamaged
 from kvcm.config.etcd_entries import (
     MAX_OPS,
@@ -30,8 +34,10 @@ from kvcm.config.etcd_entries import (
     changes_of,
     dump,
     epoch_of,
+    fence_value,
     last_of_each,
     part_value,
+    process_of,
     record_of,
     slices,
 )
@@ -66,11 +72,17 @@ class _State:
 
 
 class EtcdStore:
-    def __init__(self, uri: str, deadline_s: float = DEADLINE_S, points: FailPoints | None = None) -> None:
-        """Raises InvalidArgument."""
+    def __init__(self, uri: str, deadline_s: float = DEADLINE_S, points: FailPoints | None = None, *, process: str = THIS_PROCESS.decode()) -> None:
+        """`process`: names the writer's. Raises InvalidArgument."""
         config = parse_etcd_uri(uri)
         self._client = EtcdClient(config) if points is None else FailingEtcd(config, points, "registry.transaction")
         self._keys = Keys.of(config)
+        self._shown = f"{','.join(config.endpoints)}/{config.prefix}"
+        self._process = process
+        self._claimed: int | None = None
+        """The epoch under which the fence has had our name."""
+        self._overtaken: int | None = None
+        """The epoch under which it had another name after ours."""
         self._deadline_s = deadline_s
         self._lock = asyncio.Lock()
         self._doubt: int | None = None
@@ -116,15 +128,9 @@ class EtcdStore:
     # Writing. What returns a bool says False when the fence has been changed meanwhile, so that everything has to be looked at anew.
 
     async def _apply(self, changes: list[Change], fence: int, state: _State) -> bool:
-        stored = epoch_of(state.fence) or 0
-        if stored > fence:
-            raise FencedOut("The registry in etcd has been taken over by a newer leader.", stored)
-        fence_at = state.fence_at
-        if stored < fence:
-            raised = await self._write(fence_at, [Put(self._keys.fence, dump({"epoch": fence}))])
-            if raised is None:
-                return False
-            fence_at = raised
+        fence_at = await self._claim(fence, state)
+        if fence_at is None:
+            return False
         if state.commit is not None and not await self._spread(fence_at, state.commit):
             return False
         if not changes:
@@ -137,6 +143,28 @@ class EtcdStore:
                 if len(changes) == 1:
                     raise
         return await self._apply_large(fence_at, changes)
+
+    async def _claim(self, fence: int, state: _State) -> int | None:
+        """See to it that the fence has our epoch and our name; the revision at which it got them, None when it has been changed meanwhile."""
+        stored, holder = epoch_of(state.fence) or 0, process_of(state.fence)
+        if stored > fence:
+            raise FencedOut("The registry in etcd has been taken over by a newer leader.", stored)
+        if stored == fence == self._claimed and holder not in ("", self._process) and fence != self._overtaken:
+            self._overtaken = fence
+            _log.error(
+                "etcd_two_leaders at=%s epoch=%d: another process writes the registry under the same epoch; do all managers have the same "
+                "kvcm.coordination.uri?",
+                self._shown,
+                fence,
+            )
+        if fence == self._overtaken:
+            raise FencedOut("The registry in etcd has been taken over by another leader of the same epoch.", stored)
+        fence_at: int | None = state.fence_at
+        if stored < fence or holder != self._process:
+            fence_at = await self._write(state.fence_at, [Put(self._keys.fence, fence_value(fence, self._process))])
+        if fence_at is not None:
+            self._claimed = fence
+        return fence_at
 
     async def _apply_large(self, fence_at: int, changes: list[Change]) -> bool:
         batch, count = secrets.token_hex(8), 0

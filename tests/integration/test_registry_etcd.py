@@ -12,6 +12,7 @@ import pytest
 
 from kvcm.common.clock import FakeClock
 from kvcm.common.errors import OutcomeUnknown, StorageError
+from kvcm.common.this_process import THIS_PROCESS
 from kvcm.config import store_etcd
 from kvcm.config.errors import StoreDamaged
 from kvcm.config.registry import Registry
@@ -72,7 +73,7 @@ def test_one_key_per_entity_below_the_prefix(uri: str) -> None:
             assert json.loads(found.value) == {"version": 1, "record": {"name": "g"}}
             found, _ = await client.get(client.config.key("registry", "fence"))
             assert found is not None
-            assert json.loads(found.value) == {"version": 1, "epoch": 7}
+            assert json.loads(found.value) == {"version": 1, "epoch": 7, "process": THIS_PROCESS.decode()}
 
     asyncio.run(run())
 
