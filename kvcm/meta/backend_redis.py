@@ -39,7 +39,7 @@ _PAGE = 256
 _PAGES_UNDER_WAY = 6
 _LOAD_TIMEOUT_S = 30.0
 _REPORT_EVERY_US = 5_000_000
-_YES, _NO = b"$1\r\n1\r\n", b"$1\r\n0\r\n"
+_SAME, _YES, _NO = b"$1\r\n2\r\n", b"$1\r\n1\r\n", b"$1\r\n0\r\n"
 _NO_FAILURES: Mapping[int, StorageError] = {}
 
 
@@ -116,7 +116,7 @@ class RedisBackend(Direct):
         packed = self._packer.pack(changes)
         if len(packed) != 1:
             return False
-        ((args, number, chain, _),) = packed
+        ((args, number, chain, _, same),) = packed
         usual = self._usual(changes)
 
         def done() -> None:
@@ -131,7 +131,7 @@ class RedisBackend(Direct):
             return _NO_FAILURES
 
         script = PUT_CHAIN if chain else PUT_FIELDS
-        return self._redis.start(script, self._opening(changes, fence, usual) + args, number + 9, fence, done, lambda rest: otherwise(go_on(rest)))
+        return self._redis.start(script, self._opening(changes, fence, usual, same) + args, number + 9, fence, done, lambda rest: otherwise(go_on(rest)))
 
     async def read(self, keys: Collection[int]) -> Mapping[int, Block]:
         self._arrived()
@@ -210,9 +210,9 @@ class RedisBackend(Direct):
         """At most PART_BLOCKS. All of them, none, or OutcomeUnknown."""
         usual = self._usual(changes)
         begun = False
-        for args, number, chain, _ in self._packer.pack(changes):
+        for args, number, chain, _, same in self._packer.pack(changes):
             # Each script tells all the keys: a follower may read between the two.
-            opening = self._opening(changes, fence, usual)
+            opening = self._opening(changes, fence, usual, same)
             await self._outcome(self._redis.run(PUT_CHAIN if chain else PUT_FIELDS, opening + args, number + 9, fence), changes, begun=begun)
             begun = True
             self._note_stored(changes, chain, usual)
@@ -238,10 +238,11 @@ class RedisBackend(Direct):
     def _usual(self, changes: Mapping[int, Block]) -> bool:
         return self._ours and self._wide.isdisjoint(changes)
 
-    def _opening(self, changes: Mapping[int, Block], fence: int, usual: bool) -> bytes:
+    def _opening(self, changes: Mapping[int, Block], fence: int, usual: bool, same: bool) -> bytes:
         """The arguments in front of the packed blocks."""
         now = b"%d" % self._context.wall_us()
-        return b"$%d\r\n%b\r\n%b%b%b" % (len(now), now, self._head, _YES if usual else _NO, self.changes.arguments(changes, fence))
+        kind = (_SAME if same else _YES) if usual else _NO
+        return b"$%d\r\n%b\r\n%b%b%b" % (len(now), now, self._head, kind, self.changes.arguments(changes, fence))
 
     def _note_stored(self, changes: Mapping[int, Block], chain: bool, usual: bool) -> None:
         if not chain or not usual:

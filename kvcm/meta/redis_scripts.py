@@ -1,9 +1,10 @@
-"""The scripts that store blocks. Both begin with the fence and go on with: time, name of the time's field, key prefix, whether the keys are `usual`, and what
+"""The scripts that store blocks. Both begin with the fence and go on with: time, name of the time's field, key prefix, whether the keys are `usual` (0, 1; 2: `same`), and what
 `redis_changes` says of the change.
 
 HSET first, and only then a look whether older fields are left, which would cost as much as the change itself. In usual keys (every block has the time's field,
 and none of these has more than one location) the number of fields that HSET has added says so: all of them, then there was no block; none, then there was
-this one. A key of another type is replaced. Whatever Redis refuses before the first write (out of memory, read-only) is refused as a whole.
+this one. `same`: they are usual, and all that changes of these blocks is the record of their location, so what precedes them need not be told again; where the
+block turns out not to be there, it is. A key of another type is replaced. Whatever Redis refuses before the first write (out of memory, read-only) is refused as a whole.
 
 A Redis that is full must be able to become less so, and bytes go only after their block was marked, which is a HSET. So a change that makes no block larger
 (marks, ends of writes, removals) is made all the same: Redis refuses a script no memory once it has written something, here a key that is never there. What
@@ -23,7 +24,7 @@ local function change()
   local failed = append(ARGV[6], ARGV[7], 'f', ARGV[8], 'n', ARGV[9], 'k', ARGV[10])
   if failed then return failed end
   local call, pcall, sub = redis.call, redis.pcall, string.sub
-  local now, stamp, prefix, usual = ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
+  local now, stamp, prefix, usual, same = ARGV[2], ARGV[3], ARGV[4], ARGV[5] ~= '0', ARGV[5] == '2'
   local function refused(added) return type(added) == 'table' and sub(added.err, 1, 9) ~= 'WRONGTYPE' end
   local function cleared(key, added, fields)
     if type(added) == 'table' or call('HLEN', key) ~= fields then
@@ -70,8 +71,13 @@ PUT_CHAIN = Script(
           if cleared(key, added, 2) then call('HSET', key, stamp, now, name, text) end
         end
       else
-        local added = pcall('HSET', key, stamp, now, 'BP#prev_key', before, name, text)
-        if not (usual and (added == 3 or added == 0)) then
+        local added
+        if same then
+          added = pcall('HSET', key, stamp, now, name, text)
+        else
+          added = pcall('HSET', key, stamp, now, 'BP#prev_key', before, name, text)
+        end
+        if not (usual and (added == 0 or added == 3)) then
           if refused(added) then return added end
           if cleared(key, added, 3) then call('HSET', key, stamp, now, 'BP#prev_key', before, name, text) end
         end

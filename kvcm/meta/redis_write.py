@@ -45,6 +45,8 @@ class Packed(NamedTuple):
     chain: bool
     state: bytes = b""
     """Of all locations, if every block has one and they are in the same state."""
+    same: bool = False
+    """The same blocks were packed before, and but for the state of their locations nothing of them has changed since."""
 
 
 class RecentWrites:
@@ -83,7 +85,7 @@ class RecentWrites:
         now[::HEADER_BYTES] = _WRITING * len(keys)
         if now != begun or wires != same_wires:
             return None
-        return packed._replace(args=packed.args.replace(_IS_WRITING, _IS_SERVING), state=_SERVING)
+        return packed._replace(args=packed.args.replace(_IS_WRITING, _IS_SERVING), state=_SERVING, same=True)
 
     def _forget(self, keys: tuple[int, ...]) -> None:
         found = self._kept.pop(keys, None)

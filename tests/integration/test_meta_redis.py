@@ -101,6 +101,31 @@ def test_a_block_that_loses_locations_keeps_no_field_of_them(redis: RedisServer,
     assert set(redis.fields(f"{KEY}8")) == {"BP#lru_time", "L#00000002", "BP#prev_key"}
 
 
+@pytest.mark.parametrize("found", ["as it was begun", "nothing", "another block", "no hash"])
+def test_the_end_of_a_write_leaves_whole_records_whatever_became_of_its_beginning(redis: RedisServer, blocks: RedisBlocks, found: str) -> None:
+    """The end of a write says less than its beginning: what precedes a block stands there already."""
+    begun: dict[int, Block] = {key: (blocks.location(key, previous=key - 1 if key > 1 else None),) for key in range(1, 9)}
+    ended: dict[int, Block] = {key: (promote(block[0]),) for key, block in begun.items()}
+
+    async def story() -> None:
+        async with blocks.opened(redis.port) as backend:
+            assert await loaded(backend) == {}
+            await backend.apply(begun, 1)
+            if found != "as it was begun":
+                redis.call("DEL", f"{KEY}5")
+            if found == "another block":
+                redis.call("HSET", f"{KEY}5", "BP#prev_key", "77", "BP#lru_time", "1", "L#00000099", "{}")
+            if found == "no hash":
+                redis.call("SET", f"{KEY}5", "x")
+            await backend.apply(ended, 1)
+            assert await backend.read(list(ended)) == ended
+
+    run(story())
+    assert set(redis.fields(f"{KEY}5")) == {"BP#lru_time", "BP#prev_key", "L#00000005"}
+    assert redis.fields(f"{KEY}5")["BP#prev_key"] == "4"
+    assert set(redis.fields(f"{KEY}1")) == {"BP#lru_time", "L#00000001"}
+
+
 @pytest.mark.parametrize("scanned", [False, True])
 def test_a_key_of_another_type_or_layout_is_replaced(redis: RedisServer, blocks: RedisBlocks, scanned: bool) -> None:
     redis.call("SET", f"{KEY}1", "no hash")
