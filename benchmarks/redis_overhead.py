@@ -110,7 +110,8 @@ class ScriptClient(BareClient):
             for key, text in zip(keys, _texts(keys, status), strict=True):
                 parts += (str(key), text)
             told = ("kvcache:instance_bare:__kvcm_stream__", DEFAULT_MAX_ENTRIES, 1, 1, changed)
-            head = ("EVALSHA", PUT_CHAIN.sha, 1, self._key, self._token, "1700000000000000", "BP#lru_time", "kvcache:instance_bare:cache_", 1 if status == 2 else 2)
+            kind = 1 if status == 2 else 2
+            head = ("EVALSHA", PUT_CHAIN.sha, 1, self._key, self._token, "1700000000000000", "BP#lru_time", "kvcache:instance_bare:cache_", kind)
             assert self._ask(pack(*head, *told, *parts)) == 1
 
 

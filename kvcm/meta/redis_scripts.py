@@ -1,10 +1,10 @@
-"""The scripts that store blocks. Both begin with the fence and go on with: time, name of the time's field, key prefix, whether the keys are `usual` (0, 1; 2: `same`), and what
-`redis_changes` says of the change.
+"""The scripts that store blocks. Both begin with the fence and go on with: time, name of the time's field, key prefix, whether the keys are `usual` (0: no,
+1: yes, 2: `same`), and what `redis_changes` says of the change.
 
 HSET first, and only then a look whether older fields are left, which would cost as much as the change itself. In usual keys (every block has the time's field,
 and none of these has more than one location) the number of fields that HSET has added says so: all of them, then there was no block; none, then there was
-this one. `same`: they are usual, and all that changes of these blocks is the record of their location, so what precedes them need not be told again; where the
-block turns out not to be there, it is. A key of another type is replaced. Whatever Redis refuses before the first write (out of memory, read-only) is refused as a whole.
+this one. `same`: they are usual, and only the state of their locations changes, so what precedes each block is not told again, unless HSET finds it missing.
+A key of another type is replaced. Whatever Redis refuses before the first write (out of memory, read-only) is refused as a whole.
 
 A Redis that is full must be able to become less so, and bytes go only after their block was marked, which is a HSET. So a change that makes no block larger
 (marks, ends of writes, removals) is made all the same: Redis refuses a script no memory once it has written something, here a key that is never there. What
