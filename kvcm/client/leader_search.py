@@ -22,6 +22,7 @@ from kvcm.client.meta_commands import Dial, EnterSearch, Flow, HangUp, Invoke, L
 from kvcm.client.meta_ops import Operation, Registration
 from kvcm.client.seeds import Seeds
 from kvcm.client.types import ClusterInfo
+from kvcm.common.errors import ErrorCode
 
 _MAX_RETIRED = 4
 _MAX_ASKED = 16
@@ -59,6 +60,8 @@ class LeaderSearch:
         self._stale = False
         self._searched_at = float("-inf")
         self._turn = 0
+        self._heard = False
+        """Somebody has answered the last survey."""
         self.link: Link | None = None
         self.registration = Registration("", "")
         # The newest leadership that this client knows of.
@@ -91,8 +94,11 @@ class LeaderSearch:
         if problem is None:
             return
         # All at once now: a node that hangs may have taken the time of those behind it, and meanwhile another one may lead.
-        if (left or isinstance(problem, ServiceNotLeader)) and (yield from self._follow_hints(known, dead)) is Found.MOVED:
-            return
+        if left or isinstance(problem, ServiceNotLeader):
+            if (yield from self._follow_hints(known, dead)) is Found.MOVED:
+                return
+            if self._heard and not isinstance(problem, ServiceNotLeader):
+                raise ServiceNotLeader("none of the managers that answer leads", service_code=int(ErrorCode.SERVER_NOT_LEADER)) from problem
         raise problem
 
     def leave_dead_node(self) -> Flow[None]:
@@ -147,8 +153,8 @@ class LeaderSearch:
 
     def _follow_hints(self, nodes: tuple[str, ...], tried: set[str], *, deposed: bool = True) -> Flow[Found]:
         """Ask nodes who leads and move there. Those that named nobody or themselves are tried where they were asked."""
-        until = self._now() + _SEARCH_TIMEOUTS * self._config.meta_channel.connection_timeout_s
         hints, silent = yield from self._ask(nodes)
+        until = self._now() + _SEARCH_TIMEOUTS * self._config.meta_channel.connection_timeout_s
         at = self.link.address if self.link is not None else ""
         stamp = self._config.security.stamp()
         # The newest leadership first; then those older than one that this client has seen, then those of unknown age.
@@ -185,6 +191,7 @@ class LeaderSearch:
             unique = (unique[0], *(unique[1:] * 2)[self._turn : self._turn + _MAX_ASKED - 1])
         operation = meta_ops.get_cluster_info(self._config.instance_id, "")
         replies = yield Survey(unique, operation.method, operation.request, self._first_timeout(), _GRACE_S, lambda reply: bool(_hint(operation, reply)[0]))
+        self._heard = bool(replies)
         hints: dict[str, int] = {}
         silent: list[str] = []
         for address, reply in replies:

@@ -75,11 +75,15 @@ class Uncut:
             self._answers.add(awaited)
             try:
                 await stand_in
+                if awaited.cut:  # in the same turn of the loop in which the answer came
+                    raise asyncio.CancelledError
             except asyncio.CancelledError as error:
                 if not awaited.cut:
                     awaited._asyncio_future_blocking = True
                     self._go_on(work, awaited)
                     raise
+                if awaited.done() and not awaited.cancelled():
+                    awaited.exception()  # retrieved: nobody will ask any more
                 step, argument = work.throw, error
             finally:
                 self._answers.discard(awaited)

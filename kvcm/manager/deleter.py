@@ -24,6 +24,7 @@ from kvcm.common.clock import Clock
 from kvcm.common.errors import KvcmError, StorageError, TakenOver
 from kvcm.manager.errors import MetadataFailed
 from kvcm.manager.ports import Leadership, Storages, WireCodec
+from kvcm.manager.reluctance import Reluctance
 from kvcm.manager.shard import InstanceShard
 from kvcm.meta.index import PAGE_KEYS, Outcome
 from kvcm.meta.location import AbsenceProof, Block, Location, Status, bury, condemn, is_reported, prove_absence, replace, retract
@@ -86,6 +87,7 @@ class Deleter:
         self._wake = asyncio.Event()
         self._queued: set[tuple[int, int, str]] = set()  # (id of the index object, which a batch keeps alive, key, location id)
         self._queued_of: Counter[int] = Counter()  # id of the index object -> locations of it that are queued
+        self._reluctance = Reluctance()
         self.stats = DeletionStats()
 
     @property
@@ -97,6 +99,10 @@ class Deleter:
     def is_ending(self) -> bool:
         """Leadership is being given up: what takes long is left to the next leader."""
         return self._leadership.ending
+
+    def now_us(self) -> int:
+        """Of the monotonic clock."""
+        return self._clock.monotonic_us()
 
     def pending_of(self, shard: InstanceShard) -> int:
         return self._queued_of[id(shard.index)]
@@ -230,6 +236,7 @@ class Deleter:
         self._queue.clear()
         self._queued.clear()
         self._queued_of.clear()
+        self._reluctance.forget()
 
     # -- inside --------------------------------------------------------------------------------------------------------------------------------
 
@@ -259,12 +266,7 @@ class Deleter:
         self.stats.kept_without_proof += len(left)
         pause = min(_RETRY_CAP_US, _RETRY_BASE_US << min(batch.attempt, 10))
         if batch.attempt in (0, 5):  # say it at once and once more when it lasts; not on every retry
-            log.warning(
-                "deletion_not_proven instance=%s locations=%d retry_in_s=%d: the storage cannot confirm that the bytes are gone; records are kept",
-                batch.shard.instance_id,
-                len(left),
-                pause // 1_000_000,
-            )
+            self._reluctance.note(batch.shard.instance_id, len(left), pause, self._clock.monotonic_us())
         self._enqueue(_Batch(self._clock.monotonic_us() + pause, self._next(), batch.shard, left, batch.writers, batch.attempt + 1))
 
     def _unmark(self, shard: InstanceShard, targets: Collection[Target]) -> None:

@@ -25,13 +25,16 @@ class Housekeeper:
         self._manager = manager
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
+        self._stopping = False
         self._tasks = [loop.create_task(self._forever(step)) for step in (self._expire, self._sweep, self._delete, self._reports)]
 
     async def stop(self) -> None:
         """Stop the loops. Steps under way belong to the manager and are awaited by its clean-up."""
+        self._stopping = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -63,6 +66,9 @@ class Housekeeper:
             try:
                 await step()
                 await asyncio.sleep(0)  # a step that finds nothing to wait for must not keep the loop from everybody else
-            except Exception:
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and self._stopping:
+                    raise
+                # Also a cancellation that nobody has asked for: without this loop nothing would be cleaned up for the rest of the term.
                 log.exception("housekeeping_failed step=%s", getattr(step, "__name__", "step"))
                 await asyncio.sleep(_SWEEP_S)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Protocol
 
 from kvcm.common.cut_short import cut_short
-from kvcm.common.errors import InstanceNotExist, KvcmError, NotReady
+from kvcm.common.errors import InstanceNotExist, KvcmError, NotReady, StorageError, TakenOver
 from kvcm.config.model import Instance, InstanceGroup, MetaBackendConfig, ModelDeployment
 from kvcm.manager.adoption import Adopter
 from kvcm.manager.deleter import Deleter
@@ -175,7 +175,8 @@ class Instances:
             try:
                 await self._condemn_all(shard)
             except KvcmError as error:
-                log.warning("instance_drain_incomplete instance=%s: %s; it goes on in the background", instance_id, error.message)
+                fate = "they stay until the id is registered again" if self._leadership.ending else "it goes on in the background"
+                log.warning("instance_drain_incomplete instance=%s: not all blocks are marked, %s: %s", instance_id, fate, error.message)
 
     async def _condemn_all(self, shard: InstanceShard) -> None:
         await clear_removed(self._deleter, shard, self.delay_us(shard))
@@ -341,6 +342,13 @@ class Instances:
         self._served[instance_id] = shard
         await self._resume(shard)
 
+    async def _claim(self, shard: InstanceShard) -> None:
+        try:
+            await shard.index.raise_fence(self._leadership.epoch)
+        except TakenOver as error:
+            # No change of a client's that another leader would take: whether there is one at all is not known, a store that was put back may say so too.
+            raise StorageError(f"the metadata of instance '{shard.instance_id}' cannot be opened: {error.message}") from error
+
     async def _load(self, instance: Instance, group: InstanceGroup) -> InstanceShard:
         shard = await self._take_copy(instance, group)
         if shard is not None:
@@ -351,7 +359,7 @@ class Instances:
         shard = InstanceShard(instance, index, self._codec)
         try:
             await shard.index.open()
-            await shard.index.raise_fence(self._leadership.epoch)
+            await self._claim(shard)
             async with self._loading:
                 count = await shard.index.recover()
         except KvcmError:

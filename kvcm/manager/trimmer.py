@@ -14,6 +14,7 @@ from kvcm.meta.location import Location, Status
 
 _REMOVE_PAGE = 512
 """A few milliseconds of work."""
+_REMOVED_GRACE_US = 500_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +33,41 @@ async def trim_keys(deleter: Deleter, shard: InstanceShard, delay_us: int, wante
     """Condemn every block (or what `wanted` names); returns the number of locations. A page that fails does not stop the others: the first error
     is raised at the end; TakenOver only when nothing was changed. Raises NotLeader between two pages when leadership is being given up."""
     select = None if wanted is None else lambda _, location: wanted.contains(location)
-    return await _condemn_pages(deleter, shard, shard.index.pages(), delay_us, select, cut=True)
+    return await _condemn_pages(deleter, shard, shard.index.pages(), delay_us, select)
 
 
 async def clear_removed(deleter: Deleter, shard: InstanceShard, delay_us: int) -> None:
-    """`trim_keys` of an instance that has been unregistered. To the end even when leadership goes: no later leader would know that these blocks are to go."""
-    await _condemn_pages(deleter, shard, shard.index.pages(), delay_us, None, cut=False)
+    """`trim_keys` of an instance that has been unregistered. When leadership goes, it goes on for a moment: no later leader would know that these blocks are to
+    go. But nobody leads meanwhile."""
+    await _condemn_pages(deleter, shard, shard.index.pages(), delay_us, None, grace_us=_REMOVED_GRACE_US)
 
 
 async def remove_keys(deleter: Deleter, shard: InstanceShard, keys: Sequence[int], delay_us: int) -> int:
     """Condemn the blocks of `keys`, in the same way."""
     pages = (keys[start : start + _REMOVE_PAGE] for start in range(0, len(keys), _REMOVE_PAGE))
-    return await _condemn_pages(deleter, shard, pages, delay_us, None, cut=True)
+    return await _condemn_pages(deleter, shard, pages, delay_us, None)
 
 
 async def _condemn_pages(
-    deleter: Deleter, shard: InstanceShard, pages: Iterable[Sequence[int]], delay_us: int, select: Callable[[int, Location], bool] | None, *, cut: bool
+    deleter: Deleter,
+    shard: InstanceShard,
+    pages: Iterable[Sequence[int]],
+    delay_us: int,
+    select: Callable[[int, Location], bool] | None,
+    *,
+    grace_us: int = 0,
 ) -> int:
+    """`grace_us`: how long to go on when leadership is being given up."""
+    ends_us: int | None = None
     total = 0
     failure: KvcmError | None = None
     for at, page in enumerate(pages):
         if at:
             await asyncio.sleep(0)  # let requests in between pages
-            if cut and deleter.is_ending:
-                raise NotLeader("this manager has ceased to lead; a part of the blocks is removed, repeat the call to the leader for the rest")
+            if deleter.is_ending:
+                ends_us = deleter.now_us() + grace_us if ends_us is None else ends_us
+                if deleter.now_us() >= ends_us:
+                    raise NotLeader("this manager has ceased to lead; a part of the blocks is removed, repeat the call to the leader for the rest")
         try:
             total += await deleter.condemn(shard, page, delay_us, select)
         except KvcmError as error:

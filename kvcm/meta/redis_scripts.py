@@ -3,7 +3,8 @@
 
 HSET first, and only then a look whether older fields are left, which would cost as much as the change itself. In usual keys (every block has the time's field,
 and none of these has more than one location) the number of fields that HSET has added says so: all of them, then there was no block; none, then there was
-this one. `same`: they are usual, and only the state of their locations changes, so what precedes each block is not told again, unless HSET finds it missing.
+this one. `same`: they are usual, and only the state of their locations changes, so what precedes each block is not told again, unless HSET finds the location
+missing; then the whole block is written anew.
 A key of another type is replaced. Whatever Redis refuses before the first write (out of memory, read-only) is refused as a whole.
 
 A Redis that is full must be able to become less so, and bytes go only after their block was marked, which is a HSET. So a change that makes no block larger
@@ -71,12 +72,13 @@ PUT_CHAIN = Script(
           if cleared(key, added, 2) then call('HSET', key, stamp, now, name, text) end
         end
       else
-        local added
+        local added = 1
         if same then
           added = pcall('HSET', key, stamp, now, name, text)
-        else
-          added = pcall('HSET', key, stamp, now, 'BP#prev_key', before, name, text)
+          if refused(added) then return added end
+          if added ~= 0 then call('DEL', key) end
         end
+        if added ~= 0 then added = pcall('HSET', key, stamp, now, 'BP#prev_key', before, name, text) end
         if not (usual and (added == 0 or added == 3)) then
           if refused(added) then return added end
           if cleared(key, added, 3) then call('HSET', key, stamp, now, 'BP#prev_key', before, name, text) end

@@ -101,7 +101,7 @@ def test_a_block_that_loses_locations_keeps_no_field_of_them(redis: RedisServer,
     assert set(redis.fields(f"{KEY}8")) == {"BP#lru_time", "L#00000002", "BP#prev_key"}
 
 
-@pytest.mark.parametrize("found", ["as it was begun", "nothing", "another block", "no hash"])
+@pytest.mark.parametrize("found", ["as it was begun", "nothing", "another block", "a shorter block", "no hash"])
 def test_the_end_of_a_write_leaves_whole_records_whatever_became_of_its_beginning(redis: RedisServer, blocks: RedisBlocks, found: str) -> None:
     """The end of a write says less than its beginning: what precedes a block stands there already."""
     begun: dict[int, Block] = {key: (blocks.location(key, previous=key - 1 if key > 1 else None),) for key in range(1, 9)}
@@ -115,6 +115,8 @@ def test_the_end_of_a_write_leaves_whole_records_whatever_became_of_its_beginnin
                 redis.call("DEL", f"{KEY}5")
             if found == "another block":
                 redis.call("HSET", f"{KEY}5", "BP#prev_key", "77", "BP#lru_time", "1", "L#00000099", "{}")
+            if found == "a shorter block":
+                redis.call("HSET", f"{KEY}5", "BP#lru_time", "1", "L#00000099", "{}")
             if found == "no hash":
                 redis.call("SET", f"{KEY}5", "x")
             await backend.apply(ended, 1)

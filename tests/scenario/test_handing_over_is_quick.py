@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvcm.common.errors import NotLeader
-from kvcm.manager import cache_manager, deleter
+from kvcm.manager import cache_manager, deleter, housekeeper
 from kvcm.manager.housekeeper import Housekeeper
 from kvcm.manager.testing import DELAY_MS, ManagerWorld
 from kvcm.meta.location import Status
@@ -62,14 +62,28 @@ def test_a_large_removal_stops_and_sends_its_caller_to_the_leader(tmp_path: Path
     run(story())
 
 
-def test_blocks_of_an_instance_that_is_removed_are_marked_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("slow", [False, True])
+def test_blocks_of_an_instance_that_is_removed_are_marked_for_a_moment_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, slow: bool
+) -> None:
     """No later leader would know that they are to go."""
 
     async def story() -> None:
         world = await filled(tmp_path)
+        condemn = world.manager.deleter.condemn
+
+        async def takes_a_while(*args: Any, **options: Any) -> int:
+            world.clock.advance_us(200_000 if slow else 1)
+            return await condemn(*args, **options)
+
+        monkeypatch.setattr(world.manager.deleter, "condemn", takes_a_while)
         monkeypatch.setattr(world.manager.deleter, "condemn", ends_after_first(world, world.manager.deleter.condemn))
         await world.manager.remove_instance("i")
-        assert count(world, Status.DELETING) == len(KEYS)
+        if slow:
+            assert 0 < count(world, Status.DELETING) < len(KEYS)
+            assert "not all blocks are marked, they stay until the id is registered again" in caplog.text
+        else:
+            assert count(world, Status.DELETING) == len(KEYS)
 
     run(story())
 
@@ -214,5 +228,29 @@ def test_the_loop_is_free_while_deletions_are_due_and_leadership_is_given_up(tmp
             await asyncio.sleep(0)
         await keeper.stop()
         assert 0 < looks <= 20
+
+    run(story())
+
+
+def test_housekeeping_survives_a_cancellation_that_nobody_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        monkeypatch.setattr(housekeeper, "_SWEEP_S", 0.001)
+        world = await filled(tmp_path)
+        sweeps, goes_on = 0, asyncio.Event()
+
+        async def sweep() -> None:
+            nonlocal sweeps
+            sweeps += 1
+            if sweeps == 1:
+                raise asyncio.CancelledError
+            goes_on.set()
+
+        monkeypatch.setattr(world.manager, "sweep", sweep)
+        keeper = Housekeeper(world.manager, world.clock)
+        keeper.start()
+        async with asyncio.timeout(30):
+            await goes_on.wait()
+        await keeper.stop()
+        assert "housekeeping_failed step=_sweep" in caplog.text
 
     run(story())

@@ -76,6 +76,24 @@ def test_nodes_that_hang_do_not_hide_the_leader_behind_them_from_a_start(first: 
     assert len(cluster.surveys) == 1
 
 
+def test_a_start_waits_for_an_election_although_the_first_nodes_hang() -> None:
+    cluster = Cluster(leader="nobody:1")
+    cluster.hint = None
+    cluster.hung = {"a:1", "b:2"}
+    core = cluster.core("a:1", "b:2", "c:3", call_timeout=2000, connection_timeout=1000, failover_timeout=20_000)
+
+    def elected() -> None:
+        cluster.leader = "c:3"
+
+    cluster.on_pause = elected
+    cluster.run(core.connect())
+    assert core.address == "c:3"
+    # All of them silent: that is no election.
+    cluster.hung = {"a:1", "b:2", "c:3"}
+    with pytest.raises(ConnectFailed):
+        cluster.run(cluster.core("a:1", "b:2", "c:3", call_timeout=2000, connection_timeout=1000, failover_timeout=20_000).connect())
+
+
 def test_a_node_that_is_promoted_while_a_start_waits_for_a_hung_one_is_found() -> None:
     cluster = Cluster(leader="nobody:1")
     cluster.hung = {"b:2"}

@@ -159,7 +159,7 @@ def test_work_that_waits_for_answers_only_needs_no_task() -> None:
         assert await caller == 3
         assert len(asyncio.all_tasks()) == before - 1
         assert story.seen == [0, 1, 2]
-        assert set(story.tasks) == {caller}
+        assert set(story.tasks) == {None}  # the caller's own: see tests/conftest.py
         assert len(story.uncut) == 0
 
     asyncio.run(main())
@@ -232,6 +232,47 @@ def test_what_waits_for_an_answer_can_be_cut_off() -> None:
         assert story.seen == [asyncio.CancelledError]
         assert len(story.uncut) == 0
         assert not story.answers[0].done()
+
+    asyncio.run(main())
+
+
+def test_what_is_cut_off_in_the_moment_of_its_answer_goes_on_no_further() -> None:
+    async def main() -> None:
+        story = Story(2)
+        caller = await story.begin()
+        story.answers[0].set_result(1)
+        story.uncut.cut()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert story.seen == [asyncio.CancelledError]
+        assert len(story.uncut) == 0
+
+    asyncio.run(main())
+
+
+def test_here_a_time_out_that_would_cancel_the_caller_is_an_error() -> None:
+    """See tests/conftest.py: every other test is looked at in this way."""
+
+    async def early() -> None:
+        async with asyncio.timeout(10):
+            await asyncio.sleep(0)
+
+    async def after_an_answer(answer: Answer[int]) -> None:
+        await answer
+        await early()
+
+    async def late() -> None:
+        await asyncio.sleep(0)
+        await early()
+
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="inside a task"):
+            await Uncut().run(early())
+        answer = Answer[int]()
+        asyncio.get_running_loop().call_soon(answer.set_result, 1)
+        with pytest.raises(RuntimeError, match="inside a task"):
+            await Uncut().run(after_an_answer(answer))
+        await Uncut().run(late())
 
     asyncio.run(main())
 

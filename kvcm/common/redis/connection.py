@@ -199,6 +199,7 @@ async def connect_node(target: RedisTarget, address: Address, name: str) -> Redi
 
 
 async def _connected(target: RedisTarget, node: Address | None, name: str) -> RedisConnection:
+    await asyncio.sleep(0)  # callers may run their first step in a task that is not theirs (kvcm.common.uncut), and a time-out would cancel that one
     try:
         async with asyncio.timeout(target.timeout_s):
             address = node or (await _master_of(target) if target.master else target.addresses[0])

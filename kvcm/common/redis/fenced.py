@@ -130,7 +130,6 @@ class FencedRedis:
         connection = self._connection
         if connection is not None and connection.is_open and (self._token or not self.fence):
             return connection
-        await asyncio.sleep(0)  # callers may run their first step in a task that is not theirs, and connecting has deadlines
         async with self._lock:
             connection = self._connection
             if connection is None or not connection.is_open:
