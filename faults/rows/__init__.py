@@ -24,7 +24,7 @@ class Row:
     needs: Mapping[str, Any] = field(default_factory=dict)
 
 
-_SECURED = {"weather": True, "secured": True, "stream_entries": 64}
+_SECURED = {"weather": True, "secured": True, "stream_entries": 512}
 ROWS = {
     row.name: row
     for row in (

@@ -18,7 +18,7 @@ from kvcm.etcd.client import EtcdClient
 from kvcm.etcd.uri import parse_etcd_uri
 
 _COMPACTIONS: Final = 20
-_LAGGED: Final = 35
+_LAGGED: Final = 270
 """Steps of the load while a follower stands still: more entries than the stream keeps."""
 
 

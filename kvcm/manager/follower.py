@@ -211,6 +211,8 @@ class Follower:
                 if self._has_scanned(instance_id):
                     pause_s = _SCAN_PAUSES_S[min(scans, len(_SCAN_PAUSES_S) - 1)]
                     scans += 1
+                    if not self._is_warm(instance_id):
+                        log.warning("follower_scan_in_vain instance=%s again_in_s=%.0f: %s", instance_id, pause_s, error.message)
                 await self._lost(instance_id, error.message)
             except StorageError as error:
                 log.debug("follower_waits instance=%s: %s", instance_id, error.message)
