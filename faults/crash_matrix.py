@@ -2,7 +2,8 @@
 
     python -m faults.crash_matrix [--kind file,through,behind,etcd] [--action crash,unknown,error] [--point PREFIX]
 
-Write-through is played twice: with one manager that is started again, and with a warm follower that takes over. Ends with 1 when something was not repaired.
+Write-through is played twice: with one manager that is started again, and with a warm follower that takes over, and so loads nothing. Ends with 1 when
+something was not repaired.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
         for nodes in (1, 2) if kind == "through" else (1,):
             for action in actions:
                 wanted = [case for case in cases(kind) if case.point.startswith(options.point) and not (action == "error" and case.point.endswith(".after"))]
+                if nodes > 1:
+                    wanted = [case for case in wanted if not case.point.startswith("blocks.load.")]
                 repaired[kind, nodes, action] = _play(kind, nodes, action, wanted, broken)
     print("\nstores | managers | action | repaired\n--- | --- | --- | ---")
     for (kind, nodes, action), count in repaired.items():
