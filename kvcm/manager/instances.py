@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from functools import partial
 from typing import Protocol
 
-from kvcm.common.cut_short import cut_short
 from kvcm.common.errors import InstanceNotExist, KvcmError, NotReady, StorageError, TakenOver
 from kvcm.config.model import Instance, InstanceGroup, MetaBackendConfig, ModelDeployment
 from kvcm.manager.adoption import Adopter
@@ -154,7 +153,6 @@ class Instances:
         except KvcmError as error:
             log.error("registration_not_taken_back instance=%s: %s", instance_id, error.message)
             self._broken[instance_id] = reason.message
-            raise cut_short(reason, stored=True) from error
 
     async def remove(self, instance_id: str) -> None:
         """Unregister; when this returns no call reaches the instance and its blocks are DELETING (or a warning says that it goes on). Their bytes
