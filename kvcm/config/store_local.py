@@ -4,25 +4,23 @@ Job: durable, atomic changes. A change is written to a temporary file, synced, r
 crash at any point leaves the old or the new content, never a mixture.
 
 Dangers: file I/O can hang (a network mount), so it runs in one thread of its own with a deadline; that one thread also orders a `load`
-behind a write that timed out. Two processes may point at the same file: a lock file makes read-check-write one step, and the fence in the
-file refuses the older leader.
+behind a write that timed out. Two processes may point at the same file: turns (`kvcm.common.file_turn`) make read-check-write one step, also
+when a process is stopped in the middle, and the fence in the file refuses the older leader.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 from kvcm.common.errors import InvalidArgument, KvcmError, OutcomeUnknown, StorageError
 from kvcm.common.failpoints import FailPoints
+from kvcm.common.file_turn import Turn, Turns
 from kvcm.config.errors import FencedOut, StoreDamaged
 from kvcm.config.registry_file import RegistryFile
 from kvcm.config.store import Change, RegistrySnapshot
@@ -30,7 +28,6 @@ from kvcm.config.store import Change, RegistrySnapshot
 DEFAULT_DEADLINE_S = 10.0
 MAX_FILE_BYTES = 256 << 20
 _MAX_WAITING = 8
-_LOCK_RETRY_S = 0.01
 
 _T = TypeVar("_T")
 
@@ -42,6 +39,8 @@ class LocalStore:
         if not path or "\0" in path:
             raise InvalidArgument("The registry URI local://<path> needs a path.")
         self._path = os.path.realpath(path)
+        # Half the deadline: a turn that does not come must be reported as "nothing written", not as a time-out.
+        self._turns = Turns(Path(self._path).parent, os.path.basename(self._path), deadline_s / 2)
         self._deadline_s = deadline_s
         self._points = points
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvcm-registry")
@@ -125,7 +124,7 @@ class LocalStore:
         return RegistryFile.parse(content)
 
     def _write(self, changes: tuple[Change, ...], fence: int, given_up: threading.Event) -> None:
-        with self._locked():
+        with self._turns.take() as mine:
             content = self._read()
             stored = content.fence
             if stored > fence:
@@ -140,58 +139,20 @@ class LocalStore:
             if given_up.is_set():
                 # The caller has been told that the outcome is unknown; not writing is the outcome it can live with best.
                 raise StorageError("The write to the registry file was given up before it began.")
-            self._replace(data)
+            self._replace(mine, data)
 
-    def _replace(self, data: bytes) -> None:
-        folder, name = os.path.split(self._path)
-        temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
+    def _replace(self, mine: Turn, data: bytes) -> None:
         try:
             mode = os.stat(self._path).st_mode & 0o777
         except FileNotFoundError:
             mode = 0o600  # the file may hold account secrets
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-            with open(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            if self._points is not None:
-                self._points.passing("registry.replace.before")
-            os.replace(temporary, self._path)
-        except OSError:
-            try:
-                os.unlink(temporary)
-            except OSError:
-                pass
-            raise
+        mine.prepare(data, durable=True, mode=mode)
+        if self._points is not None:
+            self._points.passing("registry.replace.before")
+        mine.commit(os.path.basename(self._path))
         if self._points is not None:
             self._points.passing("registry.replace.after")
         try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            mine.sync()
         except OSError as error:
             raise OutcomeUnknown("The registry file was replaced, but its folder could not be synced.") from error
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Read-check-write as one step among processes. The lock goes with the descriptor, so a killed process leaves none behind."""
-        descriptor = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            # Half the deadline: a lock that is not obtained must be reported as "nothing written", not as a time-out.
-            attempts = max(1, int(self._deadline_s / 2 / _LOCK_RETRY_S))
-            for attempt in range(attempts):
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError as error:
-                    if error.errno not in (errno.EAGAIN, errno.EACCES):
-                        raise
-                    if attempt + 1 == attempts:
-                        raise StorageError("The registry file is locked by another process.") from None
-                    time.sleep(_LOCK_RETRY_S)
-            yield
-        finally:
-            os.close(descriptor)

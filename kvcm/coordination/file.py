@@ -1,7 +1,7 @@
 """Coordination through a folder (`file://<folder>`): several managers of one machine, without any other service.
 
 Every call runs in a thread of its own pool, so that a hung file server neither stops the loop nor other I/O. What is and is not promised over NFS:
-`kvcm.coordination.file_lease` and docs/high-availability.md. It does not exclude upstream's manager, whose files in such a folder are others.
+`kvcm.common.file_turn` and docs/high-availability.md. It does not exclude upstream's manager, whose files in such a folder are others.
 """
 
 from __future__ import annotations

@@ -1,29 +1,25 @@
 """Lease, epoch and node information in a folder: the blocking part of the `file://` coordinator. Runs in pool threads.
 
-    kvcm_leader.lock     never written; every change is made under flock() of it, so a process that is killed leaves nothing behind
-    kvcm_leader.lease    one line of JSON: who holds the lease, since when, on which clock; written in place, not fsynced
+    kvcm_leader.lease    one line of JSON: who holds the lease, since when, on which clock; not fsynced
     kvcm_leader.epoch    the last epoch that was given out; durable before the lease that has it is written
-    kvcm_node_<hash>, kvcm_shared_<name>     replaced as a whole
+    kvcm_node_<hash>, kvcm_shared_<name>
+
+Each file is replaced as a whole, and changed in a turn only (`kvcm.common.file_turn`): a change succeeds only if what its turn has read still holds,
+whatever happened to the process in between. Reading needs no turn: the epoch is read before the lease, so that a lease that looks older than its epoch is the
+one before a campaign that is under way, or was cut off, and holds no more.
 
 Time is CLOCK_BOOTTIME, which all processes of one boot share and nobody can set; the record names the clock by the kernel's boot id and the time namespace.
 A lease on another clock (before a reboot; another machine over NFS) cannot be compared: it counts until this process has seen it unchanged for as long as it
 was given. The same goes for a record that cannot be read or that does not belong to the last epoch, so that nothing is ever free by mistake.
 
-Dangers:
-- a process that is stopped inside the few microseconds that it holds the lock: nobody can be elected, or renew, until it goes on or is killed. The error
-  names it. Nobody leads twice;
-- a folder that is deleted while managers run: the lease is gone with it, and the leader hears of it at its next renewal;
-- NFS: as good as the server's locks. With `nolock` or `local_lock=all`, machines do not see each other's locks and several nodes lead.
+Danger: a folder that is deleted while managers run: the lease is gone with it, and the leader hears of it at its next renewal.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,10 +28,10 @@ from typing import Any
 
 from kvcm.common.clock import Clock
 from kvcm.common.errors import StorageError
+from kvcm.common.file_turn import Turn, Turns, opened
 from kvcm.coordination.port import MAX_NODES, NODE_INFO_TTL_MS, Leader, NodeInfo
 
 LOCK_WAIT_S = 2.0
-_LOCK_POLL_S = 0.002
 _MAX_RECORD_BYTES = 512 << 10
 _MAX_RECORD_US = 1 << 62
 
@@ -69,6 +65,7 @@ class LeaseFolder:
 
     def __init__(self, folder: Path, clock: Clock, epoch_floor: int, clock_id: str) -> None:
         self._folder = folder
+        self._turns = Turns(folder, "kvcm_leader", LOCK_WAIT_S)
         self._clock = clock
         self._clock_id = clock_id
         self._floor = epoch_floor
@@ -76,32 +73,32 @@ class LeaseFolder:
         self._seen: dict[str, tuple[bytes, int]] = {}
 
     def campaign(self, node_id: str, lease_us: int) -> int | None:
-        with self._locked():
+        with self._turn() as mine:
             holder = self._holder(lease_us)
             if holder is not None and holder.node_id != node_id:
                 return None
-            epoch = max(self._last_epoch(), self._floor) + 1
-            self._replace("kvcm_leader.epoch", b"%d\n" % epoch, durable=True)
+            epoch = max(self._last_epoch(), self._lease_epoch(), self._floor) + 1
+            _put(mine, "kvcm_leader.epoch", b"%d\n" % epoch, durable=True)
             self._floor = epoch
-            # After the fsync, which may have taken long.
-            self._write_lease(_Lease(node_id, epoch, lease_us, self._clock.monotonic_us(), self._clock_id))
+            # The clock is read after the fsync, which may have taken long.
+            _put(mine, "kvcm_leader.lease", self._lease(node_id, epoch, lease_us))
             return epoch
 
     def keep_alive(self, node_id: str, epoch: int, lease_us: int) -> bool:
-        with self._locked():
+        with self._turn() as mine:
             if not self._holds(node_id, epoch):
                 return False
-            self._write_lease(_Lease(node_id, epoch, lease_us, self._clock.monotonic_us(), self._clock_id))
+            _put(mine, "kvcm_leader.lease", self._lease(node_id, epoch, lease_us))
             return True
 
     def resign(self, node_id: str, epoch: int) -> None:
-        with self._locked():
+        with self._turn() as mine:
             if self._holds(node_id, epoch):
-                self._write_lease(_Lease("", epoch, 0, 0, self._clock_id))
+                _put(mine, "kvcm_leader.lease", self._lease("", epoch, 0))
 
     def observe(self) -> Leader | None:
         """None also while a lease runs out whose holder cannot be read."""
-        with self._locked(fcntl.LOCK_SH):
+        with self._telling():
             holder = self._holder(0)
         if holder is None or not holder.node_id:
             return None
@@ -110,40 +107,46 @@ class LeaseFolder:
 
     def put_node(self, node_id: str, info: str) -> None:
         name = _node_file(node_id)
-        with self._locked():
-            nodes = self._nodes(forget=True)
+        with self._turn() as mine:
+            nodes, unknown = self._nodes()
             if name not in nodes and len(nodes) >= MAX_NODES:
                 raise StorageError(f"At most {MAX_NODES} nodes can be known.")
+            for forgotten in unknown - {name}:
+                self._seen.pop(forgotten, None)
+                mine.remove(forgotten)
             record = {"node_id": node_id, "info": info, "since_us": self._clock.monotonic_us(), "clock": self._clock_id}
-            self._replace(name, json.dumps(record).encode())
+            _put(mine, name, json.dumps(record).encode())
+            self._turns.sweep(self._clock.wall_us() / 1e6)
 
     def list_nodes(self) -> tuple[NodeInfo, ...]:
-        with self._locked(fcntl.LOCK_SH):
-            found = self._nodes(forget=False).values()
+        with self._telling():
+            found = self._nodes()[0].values()
         return tuple(sorted(found, key=lambda node: node.node_id))
 
     def get_node(self, node_id: str) -> str | None:
-        name = _node_file(node_id)
-        with self._locked(fcntl.LOCK_SH):
-            found = self._node(name)
+        with self._telling():
+            found = self._node(_node_file(node_id))
         return found.info if found is not None else None
 
     def remove_node(self, node_id: str) -> None:
-        with self._locked():
-            self._remove(_node_file(node_id))
+        name = _node_file(node_id)
+        with self._turn() as mine:
+            self._seen.pop(name, None)
+            mine.remove(name)
 
     def put_shared(self, node_id: str, epoch: int, name: str, text: str) -> bool:
-        with self._locked():
+        with self._turn() as mine:
             if not self._holds(node_id, epoch):
                 return False
-            self._replace(f"kvcm_shared_{name}", text.encode(), durable=True)
+            _put(mine, f"kvcm_shared_{name}", text.encode(), durable=True)
             return True
 
     def get_shared(self, name: str) -> str | None:
-        found = self._read(f"kvcm_shared_{name}")
+        with self._telling():
+            found = self._read(f"kvcm_shared_{name}")
         return found.decode(errors="replace") if found is not None else None
 
-    # Under the lock.
+    # What the files say.
 
     def _holds(self, node_id: str, epoch: int) -> bool:
         holder = self._holder(0)
@@ -152,12 +155,12 @@ class LeaseFolder:
     def _holder(self, default_us: int) -> _Lease | None:
         """Who holds an unexpired lease. One without a name: somebody may, and `default_us` is how long that is believed."""
         name = "kvcm_leader.lease"
+        epoch = self._last_epoch()
         raw = self._read(name)
         if raw is None:
             return None
-        raw = raw.partition(b"\n")[0]
         lease = _read_lease(raw)
-        if lease is None or lease.epoch != self._last_epoch():
+        if lease is None or lease.epoch < epoch:
             unknown = _Lease("", 0, max(default_us, lease.lease_us if lease is not None else 0), 0, "")
             return unknown if self._unchanged_us(name, raw) < unknown.lease_us else None
         if not lease.node_id:
@@ -185,25 +188,28 @@ class LeaseFolder:
             raise StorageError("The file kvcm_leader.epoch in the coordination folder is damaged. Stop all managers before you remove it.")
         return int(text)
 
-    def _write_lease(self, lease: _Lease) -> None:
-        # In place and in one call of less than a page: a killed process leaves the old line or the new one, and what is behind the line break is not read.
-        with self._opened("kvcm_leader.lease", os.O_WRONLY | os.O_CREAT) as fd:
-            line = lease.line()
-            if os.pwrite(fd, line, 0) != len(line):
-                raise StorageError("The lease could not be written to the coordination folder.")
+    def _lease_epoch(self) -> int:
+        """0 when there is no lease, or none that can be read. Beyond `_last_epoch` only when somebody put an old file back."""
+        lease = _read_lease(self._read("kvcm_leader.lease") or b"")
+        return lease.epoch if lease is not None else 0
 
-    def _nodes(self, forget: bool) -> dict[str, NodeInfo]:
+    def _lease(self, node_id: str, epoch: int, lease_us: int) -> bytes:
+        return _Lease(node_id, epoch, lease_us, self._clock.monotonic_us(), self._clock_id).line()
+
+    def _nodes(self) -> tuple[dict[str, NodeInfo], set[str]]:
+        """By file name: the nodes that are known, and the names of the files of others, which were silent for too long or cannot be read."""
         names = sorted(entry.name for entry in os.scandir(self._folder) if entry.name.startswith("kvcm_node_"))
-        found: dict[str, NodeInfo] = {}
+        known: dict[str, NodeInfo] = {}
+        unknown: set[str] = set()
         for name in names:
             node = self._node(name)
-            if node is not None and len(found) < MAX_NODES:
-                found[name] = node
-            elif node is None and forget:
-                self._remove(name)
+            if node is None:
+                unknown.add(name)
+            elif len(known) < MAX_NODES:
+                known[name] = node
         for gone in {name for name in self._seen if name.startswith("kvcm_node_")}.difference(names):
             del self._seen[gone]
-        return found
+        return known, unknown
 
     def _node(self, name: str) -> NodeInfo | None:
         raw = self._read(name)
@@ -224,18 +230,9 @@ class LeaseFolder:
     # Files.
 
     @contextmanager
-    def _locked(self, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-        with self._telling(), self._opened("kvcm_leader.lock", os.O_RDWR | os.O_CREAT) as fd:
-            for _ in range(int(LOCK_WAIT_S / _LOCK_POLL_S)):
-                try:
-                    fcntl.flock(fd, how | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    time.sleep(_LOCK_POLL_S)
-            else:
-                holder = _flock_holder(os.fstat(fd).st_ino)
-                raise StorageError(f"The coordination folder is locked by {holder} for longer than {LOCK_WAIT_S:g} s. If it is stopped, continue or kill it.")
-            yield
+    def _turn(self) -> Iterator[Turn]:
+        with self._telling(), self._turns.take() as mine:
+            yield mine
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -244,40 +241,21 @@ class LeaseFolder:
         except OSError as error:
             raise StorageError(f"The coordination folder cannot be used: {error.strerror or type(error).__name__}.") from error
 
-    @contextmanager
-    def _opened(self, name: str, flags: int) -> Iterator[int]:
-        fd = os.open(self._folder / name, flags | os.O_CLOEXEC, 0o644)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-
     def _read(self, name: str) -> bytes | None:
         try:
-            with self._telling(), self._opened(name, os.O_RDONLY) as fd:
+            with opened(self._folder / name, os.O_RDONLY) as fd:
                 return os.read(fd, _MAX_RECORD_BYTES)
-        except StorageError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return None
-            raise
+        except FileNotFoundError:
+            if not self._folder.is_dir():
+                raise
+            return None
 
-    def _replace(self, name: str, data: bytes, durable: bool = False) -> None:
-        # One name for all: whoever writes has the lock, and what a killed process left there is overwritten.
-        temporary = self._folder / "kvcm_leader.new"
-        with self._opened(temporary.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
-            if os.write(fd, data) != len(data):
-                raise StorageError("The coordination folder has no room left.")
-            if durable:
-                os.fsync(fd)
-        os.replace(temporary, self._folder / name)
-        if durable:
-            with self._opened(".", os.O_RDONLY | os.O_DIRECTORY) as fd:
-                os.fsync(fd)
 
-    def _remove(self, name: str) -> None:
-        self._seen.pop(name, None)
-        with contextlib.suppress(FileNotFoundError):
-            (self._folder / name).unlink()
+def _put(mine: Turn, name: str, data: bytes, durable: bool = False) -> None:
+    mine.prepare(data, durable)
+    mine.commit(name)
+    if durable:
+        mine.sync()
 
 
 def _read_lease(raw: bytes) -> _Lease | None:
@@ -296,14 +274,3 @@ def _read_lease(raw: bytes) -> _Lease | None:
 def _node_file(node_id: str) -> str:
     """A node id may have any characters, and more of them than a file name."""
     return f"kvcm_node_{hashlib.sha256(node_id.encode(errors='surrogatepass')).hexdigest()[:32]}"
-
-
-def _flock_holder(inode: int) -> str:
-    try:
-        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
-            fields = line.split()
-            if "->" not in fields and fields[1] == "FLOCK" and fields[5].endswith(f":{inode}"):
-                return f"process {fields[4]}"
-    except (OSError, ValueError, IndexError):
-        pass
-    return "another process"

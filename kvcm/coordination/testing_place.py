@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 import secrets
 import shutil
 import tempfile
@@ -156,14 +154,13 @@ class RealTimePlace(ABC):
 
 
 class FilePlace(RealTimePlace):
-    """A folder. It is paused as a process does it that is stopped while it holds the lock."""
+    """A folder, which cannot be stopped or started again."""
 
-    abilities = frozenset({Ability.FLOOR, Ability.PAUSE})
+    abilities = frozenset({Ability.FLOOR})
 
     def __init__(self) -> None:
         super().__init__()
         self._folder = ""
-        self._held = -1
 
     async def start(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="kvcm-coordination-")
@@ -174,13 +171,6 @@ class FilePlace(RealTimePlace):
     async def stop(self) -> None:
         await super().stop()
         shutil.rmtree(self._folder)
-
-    async def pause(self) -> None:
-        self._held = os.open(f"{self._folder}/shared/kvcm_leader.lock", os.O_RDWR)
-        fcntl.flock(self._held, fcntl.LOCK_EX)
-
-    async def resume(self) -> None:
-        os.close(self._held)
 
 
 class RedisPlace(RealTimePlace):

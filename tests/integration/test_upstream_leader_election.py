@@ -95,6 +95,13 @@ class Pair:
     def other(self, worker: DropIn) -> DropIn:
         return self.workers[1 - self.workers.index(worker)]
 
+    def takes_over(self, worker: DropIn) -> None:
+        try:
+            eventually(lambda: leads(worker), "the other leads")
+        except AssertionError:
+            print(f"\nwhat it said:\n{worker.log[-8000:]}")
+            raise
+
     def settled(self) -> tuple[DropIn, DropIn]:
         """Leader and follower, when both know who leads and the follower sees how it is reached."""
         leader = self.leader()
@@ -143,7 +150,7 @@ def test_a_leader_that_is_told_to_step_down_does_so_at_once_and_the_other_takes_
     assert code(admin(leader, "LeaderDemote")) == "OK"
     assert not leads(leader)
     assert refuses(leader)
-    eventually(lambda: leads(follower), "the other leads")
+    pair.takes_over(follower)
     assert not leads(leader)
     assert pair.settled() == (follower, leader)
     assert int(admin(follower, "GetManagerClusterInfo")["leader_epoch"]) > int(before)
@@ -155,7 +162,7 @@ def test_after_a_crash_the_other_leads_and_the_one_that_comes_back_follows(pair:
     leader, follower = pair.settled()
     leader.kill()
     killed = time.monotonic()
-    eventually(lambda: leads(follower), "the other leads")
+    pair.takes_over(follower)
     print(f"\ntaken over {time.monotonic() - killed:.2f} s after SIGKILL, lease {LEASE_MS} ms")
     told = admin(follower, "GetManagerClusterInfo")
     assert told["leader_node_id"] == told["self_node_id"]
@@ -203,7 +210,7 @@ def test_a_leader_that_was_stopped_beyond_its_lease_answers_nothing_when_it_goes
         try:
             # What these ask first waits in the sockets of the stopped process.
             askers += [Asking(leader) for _ in range(4)]
-            eventually(lambda: leads(follower), "the other leads")
+            pair.takes_over(follower)
         finally:
             leader.send(signal.SIGCONT)
         eventually(lambda: all(asking.heard("SERVER_NOT_LEADER") for asking in askers), "everybody is sent to the leader")
@@ -224,7 +231,7 @@ def test_sigterm_of_the_leader_hands_over_long_before_the_lease_ends(pair: Pair)
     leader, follower = pair.settled()
     told = int(admin(leader, "GetManagerClusterInfo")["leader_epoch"])
     assert leader.stop() == 0
-    eventually(lambda: leads(follower), "the other leads")
+    pair.takes_over(follower)
     assert int(admin(follower, "GetManagerClusterInfo")["leader_epoch"]) == told + 1
     assert "demoting -> follower" in leader.log
     leader.start()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvcm.common.errors import InvalidArgument, OutcomeUnknown, StorageError, Unsupported
+from kvcm.common.failpoints import FailPoints
 from kvcm.config.errors import FencedOut, StoreDamaged
 from kvcm.config.store import Change, RegistrySnapshot, open_store
 from kvcm.config.store_etcd import EtcdStore
@@ -236,29 +237,56 @@ def test_concurrent_changes_of_two_stores_on_one_file_lose_nothing(tmp_path: Pat
     assert set(read(path).tables["instance_group"]) == {f"g{n}" for n in range(10)}
 
 
-def test_a_lock_that_another_process_keeps_means_that_nothing_was_written(tmp_path: Path) -> None:
+def test_a_process_that_does_not_go_on_with_the_lock_in_its_hand_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "registry.json"
     with open(f"{path}.lock", "w") as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
 
         async def run() -> None:
             store = LocalStore(str(path), deadline_s=0.2)
-            with pytest.raises(StorageError, match="locked") as caught:
-                await store.apply([ONE], 1)
-            assert not isinstance(caught.value, OutcomeUnknown)
+            for number in range(3):
+                await store.apply([Change("instance_group", f"g{number}", {"name": f"g{number}"})], 1)
             await store.close()
 
         asyncio.run(run())
-    assert not path.exists()
+    assert set(read(path).tables["instance_group"]) == {"g0", "g1", "g2"}
+    assert [record.getMessage() for record in caplog.records if "passed_over" in record.getMessage()] == [
+        f"turn_passed_over lock=registry.json.lock process={os.getpid()}: it keeps the lock and does not go on"
+    ]
+
+
+def test_a_leader_that_is_stopped_in_the_middle_of_a_write_writes_nothing_when_a_newer_one_has_begun(tmp_path: Path) -> None:
+    path = tmp_path / "registry.json"
+    newer = LocalStore(str(path), deadline_s=0.2)
+
+    class Stops(FailPoints):
+        """Where the older leader has prepared its write, the newer one does all of its own."""
+
+        def passing(self, name: str) -> None:
+            if name == "registry.replace.before":
+                asyncio.run(newer.apply([Change("instance_group", "new", {"name": "new"})], 2))
+
+    async def run() -> None:
+        older = LocalStore(str(path), deadline_s=20, points=Stops())
+        with pytest.raises(StorageError, match="did not run for a while") as caught:
+            await older.apply([ONE], 1)
+        assert not isinstance(caught.value, OutcomeUnknown)
+        await older.close()
+        await newer.close()
+
+    asyncio.run(run())
+    found = read(path)
+    assert set(found.tables["instance_group"]) == {"new"}
+    assert found.fence == 2
 
 
 def test_a_hanging_disk_is_an_unknown_outcome_and_a_later_read_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "registry.json"
     release, real = threading.Event(), os.replace
 
-    def slow(source: str, target: str) -> None:
+    def slow(source: str, target: Path, src_dir_fd: int) -> None:
         release.wait(10)
-        real(source, target)
+        real(source, target, src_dir_fd=src_dir_fd)
 
     monkeypatch.setattr(os, "replace", slow)
 
