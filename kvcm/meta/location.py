@@ -21,7 +21,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvcm.common.errors import InternalError
 from kvcm.common.ids import LOCATION_ID_CHARS
@@ -33,11 +33,14 @@ from kvcm.meta.errors import IllegalTransition
 # inside the allocator's 80-byte class.
 _HEADER = struct.Struct("<BBHBQQ8sqq")
 _HEAD = struct.Struct("<BBHBQQ")  # the same up to the id
+_COLUMNS = struct.Struct("<4sBQQ8sqq")  # the same in the columns that are looked at together
 HEADER_BYTES = _HEADER.size
 _ID_BYTES = 8
 _NO_CHECKSUM = bytes(8)
 _NO_PREVIOUS = bytes(16)  # and no checksum
-_FLAG_HAS_PREVIOUS = 1
+FOLLOWS = 1
+"""The flags of a location that has a previous key and nothing else."""
+_FLAG_HAS_PREVIOUS = FOLLOWS
 _FLAG_STAYS_SHOWN = 2
 REPORTED_CODES = frozenset(int(kind) for kind in StorageType if kind.reported)
 _TAIL = slice(1, None)
@@ -126,6 +129,11 @@ class Location(NamedTuple):
 def written_as(location: Location) -> bytes:
     """The header that the location had when it was WRITING (it must not have been SERVING since: that may set the checksum)."""
     return _WRITING + location.header[_TAIL]
+
+
+def columns_of(headers: Sequence[bytes]) -> tuple[tuple[Any, ...], ...]:
+    """Of several headers, field by field: status with place (4 bytes), flags, creation times, sizes, raw ids, previous keys (0: none), checksums."""
+    return tuple(zip(*_COLUMNS.iter_unpack(b"".join(headers)), strict=True))
 
 
 def place_of(header: bytes) -> bytes:
