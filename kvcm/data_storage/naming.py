@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from kvcm.common.errors import InvalidArgument
 from kvcm.common.ids import IdSource
@@ -103,6 +104,9 @@ class Namer:
     def _singles(self, items: Sequence[AllocationItem], ids: IdSource) -> list[str]:
         base, known, uris = self.uri_prefix, self._known, []
         nonces = ids.nonces(len(items)) if self._unique else None
+        if nonces is not None and items and self._are_plain(items):
+            end = f"?size={items[0].size}"
+            return [f"{base}{key}_{nonce}{end}" for (key, _), nonce in zip(items, nonces, strict=True)]
         for index, item in enumerate(items):
             key, size = item.key_text, item.size
             prefix, _, tail = key.rpartition("/")
@@ -112,6 +116,14 @@ class Namer:
                 raise _bad_size()
             uris.append(f"{base}{key}?size={size}" if nonces is None else f"{base}{key}_{nonces[index]}?size={size}")
         return uris
+
+    def _are_plain(self, items: Sequence[AllocationItem]) -> bool:
+        """Nothing to check but what is known already, and one size for all: as all items of a write mostly are."""
+        keys, sizes = zip(*items, strict=True)
+        if sizes.count(sizes[0]) < len(sizes) or not 0 < sizes[0] <= MAX_BLOCK_BYTES:
+            return False
+        prefixes, _, tails = zip(*map(str.rpartition, keys, repeat("/")), strict=True)
+        return self._known.issuperset(prefixes) and all(map(str.isalnum, tails)) and max(map(len, tails)) <= _MAX_PLAIN_TAIL
 
     def _packed(self, items: Sequence[AllocationItem], ids: IdSource) -> Allocation:
         base, known, per_file = self.uri_prefix, self._known, self.keys_per_file

@@ -25,6 +25,8 @@ class Presence:
 
     def missing(self, shard: InstanceShard, keys: Sequence[int], wanted: Sequence[Sequence[str]], min_replicas: int) -> list[int]:
         """Positions to write. A key that occurs twice is missing at its first position only, unless its second one asks for other specs."""
+        if shard.reports is None and not shard.has_groups and not any(shard.index.get_all(keys)) and len(set(keys)) == len(keys):
+            return list(range(len(keys)))
         get = shard.index.get if shard.reports is None else shard.get_shown
         seen: set[object] = set()
         positions = []

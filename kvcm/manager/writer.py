@@ -32,7 +32,8 @@ from kvcm.manager.shard import InstanceShard
 from kvcm.manager.strays import Strays
 from kvcm.manager.write_sessions import WriteSession, WriteSessions, lifetime_us
 from kvcm.meta.errors import KeyLimitReached
-from kvcm.meta.location import Block, Location, begin_writes, condemn, promote, replace
+from kvcm.meta.index import CHANGED
+from kvcm.meta.location import Block, Location, begin_writes, condemn, promote, promote_all, replace
 from kvcm.meta.usage import UsageCounter
 
 log = logging.getLogger("kvcm.writer")
@@ -196,13 +197,19 @@ class Writer:
             taken[at] = planned[at]
             return (*block, planned[at])
 
+        def none_is_there(seen: list[Block]) -> list[Block] | None:
+            if any(seen):
+                return None
+            taken.update(enumerate(planned))
+            return list(zip(planned, strict=True))
+
         try:
-            outcomes = await shard.index.mutate(keys, plan, self._leadership.epoch)
+            outcomes = await shard.index.mutate(keys, plan, self._leadership.epoch, none_is_there)
         except KvcmError:
             await self.strays.give_back(storage.name, [uri for uris in places for uri in uris])
             raise
         times.add_us = clock.monotonic_us() - generated
-        if all(outcome.changed for outcome in outcomes):
+        if outcomes.count(CHANGED) == len(outcomes):
             return dict(zip(fresh, planned, strict=True))
         failure = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
         mine = {at for at in taken if outcomes[at].changed}
@@ -401,12 +408,12 @@ class Writer:
         def all_written(seen: list[Block]) -> list[Block] | None:
             if not all(succeeded) or checksums or seen != expected:
                 return None
-            return [(promote(location),) for _, location in open_]
+            return list(zip(promote_all([location for _, location in open_]), strict=True))
 
         outcomes = await shard.index.mutate([session.keys[position] for position, _ in open_], plan, self._leadership.epoch, all_written)
         failure: KvcmError | None = None
         targets = []
-        if not (gone or doomed or any(outcome.error for outcome in outcomes)):
+        if not (gone or doomed) and outcomes.count(CHANGED) == len(outcomes):
             self.sessions.end(session)
             return
         for (position, location), outcome in zip(open_, outcomes, strict=True):

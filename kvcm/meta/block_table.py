@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 
 from kvcm.meta.key_packing import FixedWidth, KeyPacking
 from kvcm.meta.location import HEADER_BYTES, Block, Location, Status, previous_key_of
@@ -69,6 +70,15 @@ class BlockTable:
             return (Location(entry[:HEADER_BYTES], entry[_BODY:]),)
         return (Location(entry[:HEADER_BYTES], self._run(run_id).wire_of(slot)),)
 
+    def get_all(self, keys: Sequence[int]) -> list[Block]:
+        """`get` for several keys, in order; quick where none exists, and where all are blocks of writes under way."""
+        entries = self._entries.get_all(keys)
+        if not any(entries):
+            return [_EMPTY] * len(entries)
+        if entries.count(_ASIDE_ENTRY) == len(entries):
+            return list(map(self._aside.__getitem__, keys))
+        return list(map(self.get, keys))
+
     def put(self, key: int, block: Block, before: Block) -> None:
         """Replace one block; an empty one is removed. `before` is what `get` says now."""
         self.put_all([(key, before, block)])
@@ -100,6 +110,21 @@ class BlockTable:
             self._store(fresh_keys, fresh)
         for key in parked:
             self._aside.pop(key, None)
+
+    def begin_all(self, keys: Sequence[int], blocks: Sequence[Block]) -> None:
+        """`put_all` for blocks that do not exist yet and are not plainly SERVING."""
+        if len(self._aside) + len(keys) > _MAX_ASIDE:
+            self.put_all(zip(keys, repeat(_EMPTY, len(keys)), blocks, strict=True))
+            return
+        self._aside.update(zip(keys, blocks, strict=True))
+        self._entries.add_all(dict.fromkeys(keys, _ASIDE_ENTRY))
+
+    def serve_all(self, keys: Sequence[int], locations: Sequence[Location]) -> None:
+        """`put_all` for blocks that were not plainly SERVING and are so from now on, with these locations."""
+        if keys:
+            self._store(keys, locations)
+            for key in keys:
+                self._aside.pop(key, None)
 
     def serving_run(self, keys: Sequence[int], out: list[Part], packed: bytes | None = None) -> int:
         """Append the wire bytes of the leading keys whose only location is SERVING, as one or more parts; returns how many keys.
@@ -149,7 +174,7 @@ class BlockTable:
         assert run is not None, "an entry never names a run that is gone"
         return run
 
-    def _store(self, keys: list[int], locations: list[Location]) -> None:
+    def _store(self, keys: Sequence[int], locations: Sequence[Location]) -> None:
         """Keep plain blocks: first to the end of the run that they continue, the rest as runs of their own, what is too short in line."""
         start = self._append(keys, locations)
         while start < len(keys):
@@ -161,7 +186,7 @@ class BlockTable:
                 continue
             self._new_run(part_keys, part)
 
-    def _append(self, keys: list[int], locations: list[Location]) -> int:
+    def _append(self, keys: Sequence[int], locations: Sequence[Location]) -> int:
         """Add leading blocks to the run whose last member is the first block's predecessor; returns how many were added."""
         previous = previous_key_of(locations[0])
         entry = self._entries.get(previous) if previous is not None else None
@@ -180,9 +205,9 @@ class BlockTable:
         return min(room, len(keys))
 
     def _place(self, run_id: int, first: int, keys: Sequence[int], locations: Sequence[Location]) -> None:
-        put, place = self._entries.set, _PLACE.pack
-        for slot, (key, location) in enumerate(zip(keys, locations, strict=True), first):
-            put(key, location.header + place(run_id, slot))
+        places = map(_PLACE.pack, repeat(run_id), range(first, first + len(keys)))
+        headers = (header for header, _ in locations)
+        self._entries.set_all(dict(zip(keys, map(bytes.__add__, headers, places), strict=True)))
 
     def _leave_run(self, key: int) -> None:
         """The block of `key` is about to change: its place in a run is dead from now on."""

@@ -34,7 +34,19 @@ from kvcm.meta.chains import join_chains
 from kvcm.meta.errors import KeyLimitReached, StateChanged
 from kvcm.meta.key_gate import KeyGate, Ticket
 from kvcm.meta.key_packing import KeyPacking
-from kvcm.meta.location import REPORTED_CODES, Block, owned_part, place_of, reported_part, same_locations, size_of
+from kvcm.meta.location import (
+    REPORTED_CODES,
+    Block,
+    Location,
+    Status,
+    are_promoted,
+    columns_of,
+    owned_part,
+    place_of,
+    reported_part,
+    same_locations,
+    size_of,
+)
 from kvcm.meta.tiered_map import TIER_CAPACITY
 from kvcm.meta.usage import UsageCounter
 
@@ -74,7 +86,7 @@ class _Mutation:
 
 _NO_FAILURES: Mapping[int, KvcmError] = {}
 _UNCHANGED = Outcome(changed=False)
-_CHANGED = Outcome(changed=True)
+CHANGED = Outcome(changed=True)
 
 
 class MetaIndex:
@@ -118,6 +130,9 @@ class MetaIndex:
     def get(self, key: int) -> Block:
         return self._table.get(key)
 
+    def get_all(self, keys: Sequence[int]) -> list[Block]:
+        return self._table.get_all(keys)
+
     def pages(self, size: int = PAGE_KEYS) -> Iterator[list[int]]:
         """Keys page by page while the index changes (I-MI-7)."""
         return self._table.pages(size)
@@ -150,7 +165,7 @@ class MetaIndex:
             self._gate.release(unique, ticket)
             return outcomes
         # Here and not in the task, which starts later: whoever plans in between must know of this room.
-        new_keys = sum(1 for key, block in changes.items() if block and not before[key])
+        new_keys = _new_keys(changes, before)
         self._reserved += new_keys
         owned: Mapping[int, Block] = changes
         if reports or self._reported:
@@ -209,14 +224,14 @@ class MetaIndex:
 
     def _plan_batch(self, keys: Sequence[int], batch: BatchPlan, before: dict[int, Block]) -> tuple[dict[int, Block], list[Outcome]] | None:
         """`_plan_all` in one go; None when the batch plan declines or the index has no room for all."""
-        seen = list(map(self._table.get, keys))
+        seen = self._table.get_all(keys)
         if seen.count(()) > self.max_key_count - len(self._table) - self._reserved:
             return None
         wanted = batch(seen)
         if wanted is None:
             return None
         before.update(zip(keys, seen, strict=True))
-        return dict(zip(keys, wanted, strict=True)), [_CHANGED] * len(wanted)
+        return dict(zip(keys, wanted, strict=True)), [CHANGED] * len(wanted)
 
     def _plan_all(self, keys: Sequence[int], plan: Plan, before: dict[int, Block]) -> tuple[dict[int, Block], list[Outcome]]:
         """Planned blocks of the keys that change, and an outcome per position; `before` receives those keys' published blocks."""
@@ -243,7 +258,7 @@ class MetaIndex:
             if planned is None:
                 before[key] = seen
             changes[key] = wanted
-            outcomes.append(_CHANGED)
+            outcomes.append(CHANGED)
         return changes, outcomes
 
     def _submit(self, store: Direct, mutation: _Mutation, fence: int) -> asyncio.Future[list[Outcome]] | None:
@@ -298,7 +313,8 @@ class MetaIndex:
     def _end(self, mutation: _Mutation, failures: Mapping[int, KvcmError]) -> list[Outcome]:
         before = mutation.before
         try:
-            self._publish([(key, before[key], block) for key, block in mutation.changes.items() if key not in failures])
+            changes = mutation.changes if not failures else {key: block for key, block in mutation.changes.items() if key not in failures}
+            self._publish(list(zip(changes, map(before.__getitem__, changes), changes.values(), strict=True)))
         finally:
             self._let_go(mutation)
         return _with_failures(mutation.keys, mutation.outcomes, failures) if failures else mutation.outcomes
@@ -346,6 +362,8 @@ class MetaIndex:
 
     def _publish(self, changes: Sequence[Change]) -> None:
         """Make the changes visible and count keys and bytes, once for all of them."""
+        if self._publish_alike(changes):
+            return
         self._table.put_all(changes)
         new_keys = 0
         moved: dict[bytes, list[int]] = {}  # storage type and slot, as in a header -> [bytes, locations]
@@ -362,6 +380,31 @@ class MetaIndex:
             for header, _ in new:
                 _count(header, 1, moved)
         self._settle(moved, new_keys)
+
+    def _publish_alike(self, changes: Sequence[Change]) -> bool:
+        """`_publish` for what writers mostly do, all blocks in one step: begin blocks that did not exist, in one storage, or end them all well."""
+        if not changes:
+            return True
+        keys, before, blocks = zip(*changes, strict=True)
+        try:
+            (locations,) = zip(*blocks, strict=True)
+            were: tuple[Location, ...] = ()
+            if any(before):
+                (were,) = zip(*before, strict=True)
+        except ValueError:
+            return False
+        headers = [header for header, _ in locations]
+        if were:
+            if not are_promoted([header for header, _ in were], headers):
+                return False
+            self._table.serve_all(keys, locations)
+            return True
+        places, _, _, sizes, *_ = columns_of(headers)
+        if places[0][0] == Status.SERVING or places.count(places[0]) < len(places):
+            return False
+        self._table.begin_all(keys, blocks)
+        self._settle({places[0][1:]: (sum(sizes), len(sizes))}, len(keys))
+        return True
 
     def _settle(self, moved: Mapping[bytes, Sequence[int]], new_keys: int) -> None:
         for place, (size, count) in moved.items():
@@ -402,6 +445,13 @@ class MetaIndex:
             del self._slot_counts[slot]
         if not (before and count):
             self.slots_version += 1
+
+
+def _new_keys(changes: Mapping[int, Block], before: Mapping[int, Block]) -> int:
+    known = list(map(before.__getitem__, changes))
+    if all(known):
+        return 0
+    return sum(1 for old, new in zip(known, changes.values(), strict=True) if new and not old)
 
 
 def _count(header: bytes, sign: int, moved: dict[bytes, list[int]]) -> None:

@@ -18,9 +18,12 @@ Both are types that the garbage collector does not track (design D3).
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
+from itertools import repeat
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from kvcm.common.errors import InternalError
@@ -33,14 +36,13 @@ from kvcm.meta.errors import IllegalTransition
 # inside the allocator's 80-byte class.
 _HEADER = struct.Struct("<BBHBQQ8sqq")
 _HEAD = struct.Struct("<BBHBQQ")  # the same up to the id
+_ID_AND_PREVIOUS = struct.Struct("<8sqq").pack  # and the rest
 _COLUMNS = struct.Struct("<4sBQQ8sqq")  # the same in the columns that are looked at together
 HEADER_BYTES = _HEADER.size
 _ID_BYTES = 8
 _NO_CHECKSUM = bytes(8)
 _NO_PREVIOUS = bytes(16)  # and no checksum
-FOLLOWS = 1
-"""The flags of a location that has a previous key and nothing else."""
-_FLAG_HAS_PREVIOUS = FOLLOWS
+_FLAG_HAS_PREVIOUS = 1
 _FLAG_STAYS_SHOWN = 2
 REPORTED_CODES = frozenset(int(kind) for kind in StorageType if kind.reported)
 _TAIL = slice(1, None)
@@ -60,6 +62,9 @@ class Status(IntEnum):
 _WRITING = bytes([Status.WRITING])
 _SERVING = bytes([Status.SERVING])
 _DELETING = bytes([Status.DELETING])
+
+
+_tail_of = itemgetter(_TAIL)
 
 
 class LocationFields(NamedTuple):
@@ -126,6 +131,10 @@ class Location(NamedTuple):
         )
 
 
+# A header and wire bytes as a location, without the Python function that a NamedTuple's own constructor is.
+_location: Callable[[tuple[bytes, bytes]], Location] = partial(tuple.__new__, Location)
+
+
 def written_as(location: Location) -> bytes:
     """The header that the location had when it was WRITING (it must not have been SERVING since: that may set the checksum)."""
     return _WRITING + location.header[_TAIL]
@@ -134,6 +143,16 @@ def written_as(location: Location) -> bytes:
 def columns_of(headers: Sequence[bytes]) -> tuple[tuple[Any, ...], ...]:
     """Of several headers, field by field: status with place (4 bytes), flags, creation times, sizes, raw ids, previous keys (0: none), checksums."""
     return tuple(zip(*_COLUMNS.iter_unpack(b"".join(headers)), strict=True))
+
+
+def are_promoted(before: Sequence[bytes], headers: Sequence[bytes]) -> bool:
+    """Was each of these WRITING before, and is it SERVING now, with everything else as it was?"""
+    count = len(headers)
+    was, now = bytearray(b"".join(before)), b"".join(headers)
+    if was[::HEADER_BYTES] != _WRITING * count or now[::HEADER_BYTES] != _SERVING * count:
+        return False
+    was[::HEADER_BYTES] = _SERVING * count
+    return was == now
 
 
 def place_of(header: bytes) -> bytes:
@@ -209,15 +228,12 @@ def begin_writes(
     # All but id and previous key are the same for the whole batch, and those two stand together.
     head = _HEAD.pack(Status.WRITING, type_code, storage_slot, _FLAG_HAS_PREVIOUS, create_time_us, sizes[0]) if sizes else b""
     first = _HEAD.pack(Status.WRITING, type_code, storage_slot, 0, create_time_us, sizes[0]) if sizes else b""
-    return [
-        Location(
-            first + location_id.encode("ascii").ljust(_ID_BYTES, b"\0") + _NO_PREVIOUS
-            if previous is None
-            else head + location_id.encode("ascii").ljust(_ID_BYTES, b"\0") + previous.to_bytes(8, "little", signed=True) + _NO_CHECKSUM,
-            wire,
-        )
-        for location_id, previous, wire in zip(location_ids, previous_keys, wires, strict=True)
+    ids = map(str.encode, location_ids, repeat("ascii"))
+    headers = [
+        first + raw_id.ljust(_ID_BYTES, b"\0") + _NO_PREVIOUS if previous is None else head + _ID_AND_PREVIOUS(raw_id, previous, 0)
+        for raw_id, previous in zip(ids, previous_keys, strict=True)
     ]
+    return list(map(_location, zip(headers, wires, strict=True)))
 
 
 def promote(location: Location, checksum: int = 0) -> Location:
@@ -228,6 +244,16 @@ def promote(location: Location, checksum: int = 0) -> Location:
     if checksum:
         return Location(_SERVING + header[1:37] + checksum.to_bytes(8, "little", signed=True), wire)
     return Location(_SERVING + header[_TAIL], wire)
+
+
+def promote_all(locations: Sequence[Location]) -> list[Location]:
+    """`promote` for several, without checksums."""
+    if not locations:
+        return []
+    headers, wires = zip(*locations, strict=True)
+    if b"".join(headers)[::HEADER_BYTES] != _WRITING * len(headers):
+        return list(map(promote, locations))  # which tells the one that cannot be
+    return list(map(_location, zip(map(_SERVING.__add__, map(_tail_of, headers)), wires, strict=True)))
 
 
 def condemn(location: Location) -> Location:

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from kvcm.common.redis.fenced import arg
-from kvcm.meta.location import FOLLOWS, HEADER_BYTES, Block, Location, Status, columns_of, previous_key_of
+from kvcm.meta.location import HEADER_BYTES, Block, Location, Status, previous_key_of
 from kvcm.meta.record import RecordCodec
 
 Fields = list[tuple[bytes, bytes]]
@@ -34,9 +33,6 @@ _WRITING, _SERVING = bytes([Status.WRITING]), bytes([Status.SERVING])
 _IS_WRITING, _IS_SERVING = (b'","status":%d,"type":' % status for status in (Status.WRITING, Status.SERVING))
 _AROUND = len('{"id":"' + "01234567" + '"}]}')
 _BLANK = _BREAK = b"$0\r\n\r\n"
-_CLOSING = b'"}]}\r\n'
-_KEY_SIZES = [b"$%d\r\n" % size for size in range(len(str(-(1 << 63))) + 1)]
-_DECIMAL = b"%d".__mod__
 _REMOVED = b"$%d\r\n%b\r\n$0\r\n\r\n"
 
 
@@ -116,9 +112,6 @@ class BlockPacker:
         state = _state_of(changes) if self._fast else b""
         if state == _SERVING and (again := self._recent.take(changes)) is not None:
             return [again]
-        if state == _WRITING and (run := self._pack_run(changes)) is not None:
-            self._recent.keep(changes, run)
-            return [run]
         usual, others = self._pack_chain(changes) if self._fast else (None, list(changes.items()))
         if not others:
             if usual is None:
@@ -128,55 +121,6 @@ class BlockPacker:
             return [usual]
         rest = self._pack_fields(others)
         return [rest] if usual is None else [usual, rest]
-
-    def _pack_run(self, changes: Mapping[int, Block]) -> Packed | None:
-        """`_pack_chain` for new blocks as writers begin them: one location each, in one place, made at one time, each naming the one before it. All of them go
-        through each step together, which costs half of what they would cost one by one. None: these are not so."""
-        keys = tuple(changes)
-        try:
-            (locations,) = zip(*changes.values(), strict=True)
-        except ValueError:
-            return None
-        headers, wires = zip(*locations, strict=True)
-        places, flags, created, _, names, before, checksums = columns_of(headers)
-        alike = places.count(places[0]) == created.count(created[0]) == len(keys)
-        if not alike or before[1:] != keys[:-1] or flags.count(FOLLOWS) < len(keys) - (flags[0] == 0) or any(checksums):
-            return None
-        lengths = list(map(len, wires))
-        heads: dict[int, bytes] = {}
-        openings: dict[int, bytes] = {}
-        middles: dict[int, bytes] = {}
-        in_heads = 0
-        of_names: dict[bytes, bytes] = {}
-        for length in set(lengths):
-            head = self._head_of(wires[lengths.index(length)])
-            if head is None:
-                return None
-            spec = self._heads[head][0]
-            middle = of_names.get(spec)
-            if middle is None:
-                middle = of_names[spec] = _middle_of(locations[0], spec)
-            heads[length], middles[length] = head, middle
-            openings[length] = b'\r\n$%d\r\n{"id":"' % (_AROUND + len(middle) + length - len(head))
-            in_heads += len(head) * lengths.count(length)
-        uris = list(map(bytes.removeprefix, wires, map(heads.__getitem__, lengths)))
-        joined = b"".join(uris)
-        # Where one began otherwise nothing was taken off.
-        if len(joined) != sum(lengths) - in_heads or _is_unsafe(joined) or not b"".join(names).isalnum():
-            return None
-        texts = list(map(_DECIMAL, keys))
-        first = (_BREAK + arg(b"%d" % before[0]),) if flags[0] else ()
-        of_each = zip(
-            map(_KEY_SIZES.__getitem__, map(len, texts)),
-            texts,
-            map(openings.__getitem__, lengths),
-            names,
-            map(middles.__getitem__, lengths),
-            uris,
-            repeat(_CLOSING, len(keys)),
-            strict=True,
-        )
-        return Packed(b"".join(chain(first, chain.from_iterable(of_each))), 2 * (len(keys) + len(first)), True, places[0][:1])
 
     def _pack_chain(self, changes: Mapping[int, Block]) -> tuple[Packed | None, list[tuple[int, Block]]]:
         """The usual blocks, and what is left: it takes the slow way."""

@@ -9,7 +9,7 @@ Values must be types that the garbage collector does not track (bytes, int): the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 V = TypeVar("V", bytes, int)
@@ -61,6 +61,32 @@ class TieredMap(Generic[V]):
                 return
         self._insert(key, value)
         self._count += 1
+
+    def get_all(self, keys: Sequence[int]) -> list[V | None]:
+        """`get` for several keys, in order."""
+        found: list[V | None] = list(map(self._tiers[0].entries.get, keys))
+        if len(self._tiers) > 1 and None in found:
+            return [self.get(key) if value is None else value for key, value in zip(keys, found, strict=True)]
+        return found
+
+    def set_all(self, entries: dict[int, V]) -> None:
+        newest = self._tiers[0].entries
+        if newest.keys() >= entries.keys():
+            newest.update(entries)
+            return
+        for key, value in entries.items():
+            self.set(key, value)
+
+    def add_all(self, entries: dict[int, V]) -> None:
+        """`set_all` for keys that are not there. Danger: one that is would be there twice."""
+        newest = self._tiers[0]
+        if newest.inserted + len(entries) <= self._capacity:
+            newest.entries.update(entries)
+            newest.inserted += len(entries)
+        else:
+            for key, value in entries.items():
+                self._insert(key, value)
+        self._count += len(entries)
 
     def discard(self, key: int) -> None:
         for tier in self._tiers:

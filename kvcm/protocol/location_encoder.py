@@ -78,6 +78,11 @@ class ProtoLocationEncoder:
     def encode_singles(self, type_code: int, name: str, uris: Sequence[str]) -> list[bytes]:
         """`encode` for many locations of one spec each."""
         heads, wires = self._heads, []
+        if "".join(uris).isascii():
+            lengths = list(map(len, uris))
+            known = {length: head for length in set(lengths) if (head := heads.get((type_code, name, length))) is not None}
+            if known.keys() >= set(lengths):
+                return list(map(bytes.__add__, map(known.__getitem__, lengths), map(str.encode, uris)))
         for uri in uris:
             head = heads.get((type_code, name, len(uri))) if uri.isascii() else None
             wires.append(head + uri.encode() if head is not None else self.encode(type_code, ((name, uri),)))

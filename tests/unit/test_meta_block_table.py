@@ -113,3 +113,29 @@ def test_beyond_the_bound_blocks_are_kept_packed(monkeypatch: pytest.MonkeyPatch
     for key, block in enumerate(FORMS.values()):
         table.put(key, (), block)
     assert (len(table), len(table._aside)) == (0, 0)
+
+
+@pytest.mark.parametrize("capacity", [3, 1000])
+@pytest.mark.parametrize("form", ["one writing", "one deleting", "old and new"])
+def test_many_that_begin_and_are_served_at_once_are_as_if_put(capacity: int, form: str) -> None:
+    at_once, put = BlockTable(capacity), BlockTable(capacity)
+    chains = [range(5), range(100, 120), range(5, 9), range(120, 123)]  # the last two go on with the first two
+    for chain in chains:
+        keys = list(chain)
+        before = [FORMS[form]] * len(keys)
+        after = [promote(written(f"s{key}", previous_key=key - 1)) for key in keys]
+        assert at_once.get_all(keys) == [()] * len(keys)
+        at_once.begin_all(keys, before)
+        assert at_once.get_all(keys) == before
+        at_once.serve_all(keys, after)
+        put.put_all([(key, (), block) for key, block in zip(keys, before, strict=True)])
+        put.put_all([(key, old, (new,)) for key, old, new in zip(keys, before, after, strict=True)])
+    every = [key for chain in chains for key in chain]
+    assert at_once.get_all(every) == [put.get(key) for key in every] == [at_once.get(key) for key in every]
+    assert len(at_once) == len(put) == len(every)
+    for chain in chains:
+        found: list[list[Part]] = [[], []]
+        keys = [*chain, -1]
+        assert at_once.serving_run(keys, found[0]) == put.serving_run(keys, found[1]) == len(chain)
+        assert b"".join(found[0]) == b"".join(found[1])
+    assert at_once.get_all([0, -1, 1]) == [put.get(0), (), put.get(1)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvcm.meta.tiered_map import TieredMap
 
@@ -118,3 +120,22 @@ def test_pages_survive_removal_and_compaction_between_them() -> None:
         if len(seen) > 500:
             pytest.fail("the iteration does not end")
     assert stays <= seen
+
+
+@given(st.lists(st.tuples(st.sampled_from(["set", "add", "discard"]), st.lists(st.integers(0, 30), max_size=9, unique=True)), max_size=12), st.integers(1, 12))
+def test_many_at_once_are_as_one_after_the_other(steps: list[tuple[str, list[int]]], capacity: int) -> None:
+    tiers: TieredMap[int] = TieredMap(capacity)
+    expected: dict[int, int] = {}
+    for number, (step, keys) in enumerate(steps):
+        if step == "discard":
+            for key in keys:
+                tiers.discard(key)
+                expected.pop(key, None)
+            continue
+        entries = {key: number for key in keys if step == "set" or key not in expected}
+        (tiers.set_all if step == "set" else tiers.add_all)(entries)
+        expected |= entries
+    assert tiers.get_all(range(-1, 32)) == [expected.get(key) for key in range(-1, 32)]
+    assert len(tiers) == len(expected)
+    assert sorted(key for page in tiers.pages(4) for key in page) == sorted(expected)
+    assert all(size <= capacity for size in tiers.tier_sizes())
