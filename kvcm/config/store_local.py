@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -103,6 +104,7 @@ class LocalStore:
         os.makedirs(folder, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise StorageError("The folder of the registry file is not writable.")
+        self._turns.sweep(time.time())
         self._read().snapshot()
 
     def _touch(self) -> None:

@@ -255,6 +255,20 @@ def test_a_process_that_does_not_go_on_with_the_lock_in_its_hand_is_passed_over(
     ]
 
 
+def test_what_killed_processes_left_beside_the_file_is_swept_when_it_is_opened(tmp_path: Path) -> None:
+    left = tmp_path / "registry.json.turn.1-0"
+    left.mkdir()
+    os.utime(left, (0, 0))
+
+    async def run() -> None:
+        store = LocalStore(str(tmp_path / "registry.json"))
+        await store.open()
+        await store.close()
+
+    asyncio.run(run())
+    assert not left.exists()
+
+
 def test_a_leader_that_is_stopped_in_the_middle_of_a_write_writes_nothing_when_a_newer_one_has_begun(tmp_path: Path) -> None:
     path = tmp_path / "registry.json"
     newer = LocalStore(str(path), deadline_s=0.2)
