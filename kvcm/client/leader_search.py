@@ -120,10 +120,13 @@ class LeaderSearch:
                 return Found.MOVED if self.link is not None else Found.NOBODY
             if self._now() - self._searched_at < _SEARCH_PAUSE_S:
                 return Found.NOBODY
-            yield from self._look_up()
-            return (yield from self._follow_hints((link.address, *self._seeds.all()), set(), deposed=deposed))
+            try:
+                yield from self._look_up()
+                return (yield from self._follow_hints((link.address, *self._seeds.all()), set(), deposed=deposed))
+            finally:
+                # Only of a search: one that was put off must not put off the next, or a caller that repeats at once would never find anybody.
+                self._searched_at = self._now()
         finally:
-            self._searched_at = self._now()
             yield LeaveSearch()
 
     def _look_up(self) -> Flow[None]:

@@ -198,6 +198,29 @@ def test_after_a_dead_leader_the_next_call_finds_the_new_one() -> None:
     assert core.address == "b:2"
 
 
+@pytest.mark.parametrize("patience_ms", [0, 1000])
+@pytest.mark.parametrize("never_sent", [True, False])
+@pytest.mark.parametrize("pause_s", [0.0001, 0.02, 0.049, 0.051, 0.2, 0.999, 1.5])
+def test_a_caller_finds_the_new_leader_however_soon_it_repeats_calls_that_failed(pause_s: float, never_sent: bool, patience_ms: int) -> None:
+    cluster = Cluster(leader="a:1")
+    core = cluster.core("a:1", "b:2", failover_timeout=patience_ms)
+    cluster.run(core.connect())
+    cluster.down, cluster.never_sent = {"a:1"}, never_sent
+    elected = False
+    while cluster.now < 10.0:
+        if not elected and cluster.now >= 5.0:
+            elected, cluster.leader, cluster.hint = True, "b:2", "b:2"
+        try:
+            cluster.run(core.call(_remove()))
+        except (RpcFailed, RpcOutcomeUnknown):
+            cluster.now += pause_s
+        else:
+            break
+    assert core.address == "b:2"
+    assert cluster.now < 5.0 + 1.1 + 2 * pause_s + patience_ms / 1000
+    assert len(cluster.surveys) <= cluster.now / 0.05 + 2, "and it asks the others no more often than is good for them"
+
+
 def test_replies_that_break_the_contract_are_refused() -> None:
     operation = meta_ops.start_write("i", [1, 2], (), (), 10, 0, "")
     ok = pb.CommonResponseHeader(status=pb.Status(code=pb.OK))
