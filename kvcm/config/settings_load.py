@@ -26,6 +26,12 @@ class LoadedSettings:
     warnings: tuple[str, ...]
 
 
+_FORGETFUL = (
+    "'kvcm.registry_storage.uri' is empty although managers elect a leader: storages, groups and instances are in this process's memory only, "
+    "and whichever manager leads next knows none of them."
+)
+
+
 def load_settings(config_text: str | None, env_pairs: Sequence[str], environ: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> LoadedSettings:
     """Merge the sources and check the result.
 
@@ -54,6 +60,8 @@ def load_settings(config_text: str | None, env_pairs: Sequence[str], environ: Ma
     _extra_environment(values, environ, warnings)
 
     settings = Settings(**values)
+    if settings.coordination_uri not in ("", "memory://") and not settings.registry_storage_uri:
+        warnings.append(_FORGETFUL)
     problems = check_settings(settings, warnings)
     if problems:
         raise SettingsError(" ".join(problems))

@@ -104,6 +104,10 @@ class Elector:
         self._stopping = False
         self._failed_campaigns = 0
         self._failed_promotions = 0
+        self._ticked_us: int | None = None
+        self.left_because = ""
+        """Why the last term ended, for people; `was_lost`: not by anybody's wish."""
+        self.was_lost = False
 
     def leads(self, now_us: int) -> bool:
         """May a leader-only request be answered at this moment (I-LE-2)?"""
@@ -123,21 +127,24 @@ class Elector:
     def tick(self, now_us: int) -> list[Command]:
         """Call it every loop interval, and whenever something else should be looked at."""
         if self.held and now_us >= self.deadline_us:
-            self._lose(now_us)
+            away_us = now_us - self._ticked_us if self._ticked_us is not None else 0
+            slept = away_us >= self._lease_us // 2
+            self._lose(now_us, f"this process did not run for {away_us / 1e6:.1f} s and the lease has ended" if slept else "the lease was not renewed in time")
+        self._ticked_us = now_us
         return self._next(now_us)
 
     def demote(self, now_us: int) -> bool:
         """Step down voluntarily: leadership ends at once, the lease after draining. False when there is nothing to step down from."""
         if self.role not in (Role.LEADER, Role.PROMOTING) or self._leaving:
             return False
-        self._leaving = True
+        self._leave("it steps down")
         self._left_at_us = now_us
         return True
 
     def stop(self) -> None:
         self._stopping = True
         if self.role in (Role.LEADER, Role.PROMOTING):
-            self._leaving = True
+            self._leave("it is being stopped")
 
     # Answers. Each is followed by a `tick`, which gives the commands.
 
@@ -150,6 +157,7 @@ class Elector:
         if epoch is None:
             return
         self.epoch, self.held, self.deadline_us, self._keep_alive_at_us = epoch, True, 0, 0
+        self.left_because, self.was_lost = "", False
         self._extend(sent_us)
         if self._stopping or now_us < self.banned_until_us or now_us >= self.deadline_us:
             # Nothing has begun yet: give it straight back.
@@ -169,7 +177,7 @@ class Elector:
         if accepted:
             self._extend(sent_us)
         else:
-            self._lose(now_us)
+            self._lose(now_us, "the coordinator says that the lease is not this node's any more")
 
     def resigned(self, now_us: int) -> None:
         """Whatever the answer was: a lease that could not be given back runs out by itself."""
@@ -186,7 +194,7 @@ class Elector:
             backoff = self._settings.promote_backoff_ms << min(self._failed_promotions, 16)
             self._failed_promotions += 1
             self._backoff_until_us = max(self._backoff_until_us, now_us + min(backoff, self._settings.promote_backoff_max_ms) * 1000)
-        self._leaving = True
+        self._leave("taking over did not succeed")
 
     def demoted(self) -> None:
         self._demote_running = False
@@ -230,11 +238,16 @@ class Elector:
         """A promotion that does not end although it was cancelled must not keep the lease from the other nodes for ever."""
         return self._promote_running and self._cancel_sent and now_us >= self._give_up_us
 
-    def _lose(self, now_us: int) -> None:
+    def _lose(self, now_us: int, why: str) -> None:
         self.held = False
         if self.role in (Role.LEADER, Role.PROMOTING):
-            self._leaving = True
+            self._leave(why, lost=True)
             self._left_at_us = now_us
+
+    def _leave(self, why: str, *, lost: bool = False) -> None:
+        if not self._leaving:  # the first reason is the one
+            self.left_because, self.was_lost = why, lost
+        self._leaving = True
 
     def _extend(self, sent_us: int) -> None:
         self.deadline_us = max(self.deadline_us, sent_us + self._lease_us - self._interval_us)

@@ -86,8 +86,10 @@ class FileCoordinator:
 
 
 def open_file(uri: str, clock: Clock, epoch_floor: int) -> FileCoordinator:
-    """`file://<folder>`; a relative folder is below the working directory. Raises InvalidArgument."""
+    """`file:///<folder>`. Raises InvalidArgument, also for a folder below the working directory: managers with different ones would each lead alone."""
     path = uri.removeprefix("file://")
     if not path.strip() or "\0" in path or "?" in path:
-        raise InvalidArgument("A coordination URI of files is file://<folder>, without parameters.")
-    return FileCoordinator(Path(path).absolute(), clock, epoch_floor)
+        raise InvalidArgument("A coordination URI of files is file:///<folder>, without parameters.")
+    if not path.startswith("/"):
+        raise InvalidArgument("The folder of a coordination URI begins with a slash, as in file:///run/kvcm: all managers must find the same one.")
+    return FileCoordinator(Path(path), clock, epoch_floor)

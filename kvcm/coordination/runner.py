@@ -168,7 +168,9 @@ class LeaderRunner:
             self._carry_out(command)
         role = self._elector.role
         if role is not self._seen:
-            _log.info("node %s: %s -> %s (epoch %d)", self._settings.node_id, self._seen.value, role.value, self._elector.epoch)
+            why = f": {self._elector.left_because}" if role is Role.DEMOTING and self._elector.left_because else ""
+            level = logging.WARNING if why and self._elector.was_lost else logging.INFO
+            _log.log(level, "node %s: %s -> %s (epoch %d)%s", self._settings.node_id, self._seen.value, role.value, self._elector.epoch, why)
             self._seen = role
             self._changed.set()
             self._changed = asyncio.Event()

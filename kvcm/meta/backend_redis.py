@@ -61,7 +61,7 @@ class RedisBackend(Direct):
         self._stats = context.stats
         self._target = target
         self._prefix = block_prefix(instance_id).encode()
-        self._redis = FencedRedis(target, fence_key(instance_id), "kvcm-blocks", self._stats.connected)
+        self._redis = FencedRedis(target, fence_key(instance_id), "kvcm-blocks", self._stats.connected, outages=context.outage_of)
         self._packer = BlockPacker(records, legacy=legacy, recent=context.recent)
         self._unpacker = BlockUnpacker(records)
         self.changes = RedisChanges(self._redis, fence_key(instance_id), instance_id, stream_entries, self._read_again)

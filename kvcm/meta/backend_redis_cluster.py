@@ -79,7 +79,7 @@ class RedisClusterBackend:
         self._target = target
         self._wanted_buckets = buckets
         self._stream_entries = stream_entries
-        self._nodes = ClusterNodes(target, "kvcm-blocks", self._stats.connected)
+        self._nodes = ClusterNodes(target, "kvcm-blocks", self._stats.connected, context.outage_of)
         self._packer = BlockPacker(records)
         self._unpacker = BlockUnpacker(records)
         self._layout: ClusterLayout | None = None

@@ -10,6 +10,7 @@ from kvcm.common.clock import Clock
 from kvcm.common.errors import OutcomeUnknown, StorageError
 from kvcm.common.redis.connection import RedisConnection, RedisRefused, ask, connect, glob_escaped, pack
 from kvcm.common.redis.fenced import FencedRedis
+from kvcm.common.redis.outage import Outage
 from kvcm.common.redis.target import RedisTarget
 from kvcm.meta.redis_scan import KeyScans
 from kvcm.meta.redis_write import RecentWrites
@@ -65,6 +66,11 @@ class RedisContext:
         self.on_fenced: Callable[[], None] = _nobody
         """Called when a change was refused because a newer leader has taken over: this process must step down."""
         self._cluster_name = cluster_name
+        self._outages: dict[str, Outage] = {}
+
+    def outage_of(self, shown: str) -> Outage:
+        """One for all instances of a Redis, so that it is told once."""
+        return self._outages.setdefault(shown, Outage(shown))
 
     def list_key(self, target: RedisTarget) -> str:
         """Of the set of this cluster's instances. Empty when it has no name: nobody could tell its instances from those of others in the same Redis."""

@@ -61,6 +61,7 @@ class LiveCluster:
         self._publish_at_us = 0
         self._nodes: tuple[NodeView, ...] = ()
         self._nodes_at_us: int | None = None
+        self._nodes_unknown = False
         self._listing = asyncio.Lock()
         self._failing = False
         self._task: asyncio.Task[None] | None = None
@@ -140,8 +141,11 @@ class LiveCluster:
                     async with asyncio.timeout(_CALL_S):
                         found = await self._coordinator.list_nodes()
                 except (KvcmError, TimeoutError) as error:
-                    _log.warning("nodes_unknown: the coordinator cannot be asked for the nodes (%s)", reason_of(error))
+                    if not self._nodes_unknown:  # once, when it begins
+                        _log.warning("nodes_unknown: the coordinator cannot be asked for the nodes (%s); those of the last time are told", reason_of(error))
+                    self._nodes_unknown = True
                 else:
+                    self._nodes_unknown = False
                     parsed = [parse_node(node.info) for node in found]
                     self._nodes = tuple(node for node in parsed if node is not None and node.endpoint.node_id)
                 self._nodes_at_us = now

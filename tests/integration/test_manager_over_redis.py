@@ -204,12 +204,15 @@ def test_redis_down_fails_writes_not_reads_and_comes_back_by_itself(tmp_path: Pa
             reply = house.engine.meta.call("StartWriteCache", {"trace_id": "t", "instance_id": house.name, "block_keys": [9], "write_timeout_seconds": 9})
             assert code(reply) != "OK"
             assert PASSWORD not in json.dumps(reply)
+            for _ in range(2):
+                assert code(house.engine.meta.call("StartWriteCache", {"trace_id": "t", "instance_id": house.name, "block_keys": [9]})) != "OK"
             redis.start()
             redis_call("AUTH", PASSWORD)
             wait_until(
                 lambda: code(house.engine.meta.call("StartWriteCache", {"trace_id": "t", "instance_id": house.name, "block_keys": [9]})) == "OK",
                 "writes work again",
             )
+            assert [house.manager.log.count(what) for what in ("redis_away", "redis_back")] == [1, 1], "said once each, however many calls failed"
             house.check_counts()
 
 

@@ -223,6 +223,9 @@ def test_a_leader_that_was_stopped_beyond_its_lease_answers_nothing_when_it_goes
     assert not leads(leader)
     assert leads(follower)
     eventually(lambda: leader.log.count("demoting -> follower") == steps + 1, "it steps down")
+    last = [line for line in leader.log.splitlines() if "leader -> demoting" in line][-1]
+    assert "level=warn" in last
+    assert "this process did not run for " in last or "the lease is not this node's any more" in last
     assert pair.settled() == (follower, leader)
     assert refuses(leader)
 

@@ -65,6 +65,31 @@ def test_leadership_comes_with_the_promotion_not_with_the_lock() -> None:
     assert story.elector.leads(story.now)
 
 
+def test_why_a_term_ended_is_known_and_whether_anybody_wanted_it() -> None:
+    stopped, slow, refused, asked, ended, failed = stories = [Story() for _ in range(6)]
+    for story in stories:
+        story.win() if story is failed else story.lead()
+    stopped.tick(15_700_000)
+    for _ in range(LEASE // INTERVAL):
+        slow.tick(INTERVAL)
+    refused.tick(INTERVAL)
+    refused.renew(accepted=False)
+    asked.elector.demote(asked.now)
+    ended.elector.stop()
+    failed.elector.promoted(failed.now, False)
+    assert [(story.elector.left_because, story.elector.was_lost) for story in stories] == [
+        ("this process did not run for 15.7 s and the lease has ended", True),
+        ("the lease was not renewed in time", True),
+        ("the coordinator says that the lease is not this node's any more", True),
+        ("it steps down", False),
+        ("it is being stopped", False),
+        ("taking over did not succeed", False),
+    ]
+    asked.tick()
+    asked.elector.stop()
+    assert asked.elector.left_because == "it steps down", "the first reason is the one"
+
+
 def test_while_another_node_leads_this_one_asks_once_per_interval() -> None:
     story = Story()
     assert story.tick() == [Campaign()]

@@ -97,6 +97,14 @@ def test_the_legacy_lock_uri_counts_while_the_new_key_is_empty() -> None:
     assert both.settings.coordination_uri == "memory://"
 
 
+@pytest.mark.parametrize(("registry", "warned"), [("", True), ("local:///r", False)])
+def test_an_election_without_a_registry_that_others_see_is_warned_about(registry: str, warned: bool) -> None:
+    for key in ("kvcm.coordination.uri", "kvcm.distributed_lock.uri"):
+        loaded = load_settings(None, [f"{key}=file:///a", f"kvcm.registry_storage.uri={registry}"], {})
+        assert any("kvcm.registry_storage.uri" in text for text in loaded.warnings) == warned
+    assert load_settings(None, ["kvcm.coordination.uri=memory://"], {}).warnings == ()
+
+
 @pytest.mark.parametrize(
     "pairs",
     [

@@ -206,6 +206,6 @@ def test_what_the_folder_cannot_do_is_said_without_its_name(tmp_path: Path) -> N
             await gone.observe()
 
     asyncio.run(run())
-    for uri in ("file://", "file:///a?b=c", "file:///a\0"):
+    for uri in ("file://", "file:///a?b=c", "file:///a\0", "file://here", "file://host/folder"):
         with pytest.raises(InvalidArgument):
             open_file(uri, FakeClock(), 0)

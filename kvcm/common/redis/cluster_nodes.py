@@ -17,6 +17,7 @@ from typing import NamedTuple
 from kvcm.common.errors import StorageError
 from kvcm.common.redis.cluster_slots import SlotMap
 from kvcm.common.redis.connection import ConnectionLost, RedisConnection, connect_node, error_word, pack
+from kvcm.common.redis.outage import Outage
 from kvcm.common.redis.target import Address, RedisTarget
 
 log = logging.getLogger("kvcm.redis")
@@ -37,6 +38,7 @@ class Link(NamedTuple):
 @dataclass(slots=True)
 class _Node:
     address: Address
+    outage: Outage
     connection: RedisConnection | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     failed_at: float = -1.0
@@ -44,11 +46,12 @@ class _Node:
 
 
 class ClusterNodes:
-    def __init__(self, target: RedisTarget, name: str, on_connect: Callable[[], None] | None = None) -> None:
-        """`name`: of the connections, for CLIENT LIST. `on_connect`: told of every new one."""
+    def __init__(self, target: RedisTarget, name: str, on_connect: Callable[[], None] | None = None, outages: Callable[[str], Outage] = Outage) -> None:
+        """`name`: of the connections, for CLIENT LIST. `on_connect`: told of every new one. `outages`: the one of a node, by what it is called in logs."""
         self.target = target
         self._name = name
         self._on_connect = on_connect
+        self._outages = outages
         self._nodes: dict[Address, _Node] = {}
         self._map = SlotMap([], target.addresses[0])
         self._asking = asyncio.Lock()
@@ -95,7 +98,7 @@ class ClusterNodes:
         node = self._nodes.get(address)
         if node is None:
             self._forget_closed()
-            node = self._nodes[address] = _Node(address)
+            node = self._nodes[address] = _Node(address, self._outages(f"{address[0]}:{address[1]}"))
         if node.connection is not None and node.connection.is_open:
             return node.connection
         async with node.lock:
@@ -160,7 +163,9 @@ class ClusterNodes:
             connection = await connect_node(self.target, node.address, self._name)
         except StorageError as error:
             node.failed_at, node.failure = loop.time(), error
+            node.outage.failed(error.message, loop.time())
             raise
+        node.outage.connected(loop.time())
         node.connection, node.failure = connection, None
         self._check_open()
         if self._on_connect is not None:

@@ -24,6 +24,7 @@ from typing import Any
 
 from kvcm.common.errors import OutcomeUnknown, StorageError, TakenOver
 from kvcm.common.redis.connection import LOST, ConnectionLost, RedisConnection, connect, error_word, pack, refused
+from kvcm.common.redis.outage import Outage
 from kvcm.common.redis.target import RedisTarget
 from kvcm.common.this_process import THIS_PROCESS
 
@@ -90,12 +91,23 @@ return {token}
 class FencedRedis:
     """One writer's way to a store in Redis. Calls may overlap: they share one connection and are carried out in order."""
 
-    def __init__(self, target: RedisTarget, fence_key: str, name: str, on_connect: Callable[[], None] | None = None, *, process: bytes = THIS_PROCESS) -> None:
-        """`name`: of the connection, for CLIENT LIST. `on_connect`: told of every new connection. `process`: 8 bytes that name the writer's process."""
+    def __init__(
+        self,
+        target: RedisTarget,
+        fence_key: str,
+        name: str,
+        on_connect: Callable[[], None] | None = None,
+        *,
+        process: bytes = THIS_PROCESS,
+        outages: Callable[[str], Outage] = Outage,
+    ) -> None:
+        """`name`: of the connection, for CLIENT LIST. `on_connect`: told of every new connection. `process`: 8 bytes that name the writer's process.
+        `outages`: the one of a Redis, by what it is called in logs."""
         self.target = target
         self._key = fence_key.encode()
         self._name = name
         self._on_connect = on_connect
+        self._outage = outages(target.shown)
         self._process = process
         self._overtaken = 0
         """The fence under which another process has been found."""
@@ -246,7 +258,9 @@ class FencedRedis:
             self._connection = await connect(self.target, self._name)
         except StorageError as error:
             self._failed_at, self._failure = loop.time(), error
+            self._outage.failed(error.message, loop.time())
             raise
+        self._outage.connected(loop.time())
         self._check_open()
         self._failure = None
         if self._on_connect is not None:
