@@ -41,7 +41,7 @@ class LocalStore:
             raise InvalidArgument("The registry URI local://<path> needs a path.")
         self._path = os.path.realpath(path)
         # Half the deadline: a turn that does not come must be reported as "nothing written", not as a time-out.
-        self._turns = Turns(Path(self._path).parent, os.path.basename(self._path), deadline_s / 2)
+        self._turns = Turns(Path(self._path).parent, os.path.basename(self._path), deadline_s / 2, 0o600)
         self._deadline_s = deadline_s
         self._points = points
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvcm-registry")

@@ -12,11 +12,14 @@ Time is CLOCK_BOOTTIME, which all processes of one boot share and nobody can set
 A lease on another clock (before a reboot; another machine over NFS) cannot be compared: it counts until this process has seen it unchanged for as long as it
 was given. The same goes for a record that cannot be read or that does not belong to the last epoch, so that nothing is ever free by mistake.
 
-Danger: a folder that is deleted while managers run: the lease is gone with it, and the leader hears of it at its next renewal.
+Dangers:
+- a folder that is deleted while managers run: the lease is gone with it, and the leader hears of it at its next renewal;
+- a disk that is full: the leader goes on, but nobody is elected after it until there is room.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -32,6 +35,7 @@ from kvcm.common.file_turn import Turn, Turns, opened
 from kvcm.coordination.port import MAX_NODES, NODE_INFO_TTL_MS, Leader, NodeInfo
 
 LOCK_WAIT_S = 2.0
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _MAX_RECORD_BYTES = 512 << 10
 _MAX_RECORD_US = 1 << 62
 
@@ -85,16 +89,10 @@ class LeaseFolder:
             return epoch
 
     def keep_alive(self, node_id: str, epoch: int, lease_us: int) -> bool:
-        with self._turn() as mine:
-            if not self._holds(node_id, epoch):
-                return False
-            _put(mine, "kvcm_leader.lease", self._lease(node_id, epoch, lease_us))
-            return True
+        return self._change(node_id, epoch, node_id, lease_us)
 
     def resign(self, node_id: str, epoch: int) -> None:
-        with self._turn() as mine:
-            if self._holds(node_id, epoch):
-                _put(mine, "kvcm_leader.lease", self._lease("", epoch, 0))
+        self._change(node_id, epoch, "", 0)
 
     def observe(self) -> Leader | None:
         """None also while a lease runs out whose holder cannot be read."""
@@ -145,6 +143,27 @@ class LeaseFolder:
         with self._telling():
             found = self._read(f"kvcm_shared_{name}")
         return found.decode(errors="replace") if found is not None else None
+
+    def _change(self, node_id: str, epoch: int, holder: str, lease_us: int) -> bool:
+        """Write the lease of this term anew. False: it is not held."""
+        try:
+            with self._turn() as mine:
+                if not self._holds(node_id, epoch):
+                    return False
+                _put(mine, "kvcm_leader.lease", self._lease(holder, epoch, lease_us))
+                return True
+        except StorageError as error:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in _FULL:
+                raise
+        # A disk that is full has no room for a turn, and must not cost leadership. In place, then. Done late, by a process that was stopped here and passed
+        # over, this leaves a record that is older than the epoch, which frees nothing for a whole lease; so it may end a term, and never begins a second one.
+        with self._telling(), self._turns.queue_only():
+            if not self._holds(node_id, epoch):
+                return False
+            with opened(self._folder / "kvcm_leader.lease", os.O_WRONLY) as fd:
+                line = self._lease(holder, epoch, lease_us)
+                os.pwrite(fd, line.ljust(os.fstat(fd).st_size), 0)
+            return True
 
     # What the files say.
 

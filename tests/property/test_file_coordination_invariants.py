@@ -1,11 +1,12 @@
 """Managers over a folder, in any order of what they ask of the file system: one may stop before each single request, for as long as it likes (I-LE-1).
 
 The requests to the file system are real. Only their order is chosen here: each manager is a thread that goes on for one request when it is told to. Whoever
-finds the queue held passes over its holder at once, as if that were stopped, which is the worst that the queue can do.
+finds the queue held passes over its holder at once, as if that were stopped, which is the worst that the queue can do. Now and then the disk is full.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import random
@@ -90,7 +91,7 @@ class Actor:
                 assert self._work is not None
                 self._work()
             except BaseException as error:
-                if not isinstance(error, TurnLost):
+                if not isinstance(error, TurnLost) and "no room" not in str(error):
                     self.errors.append(error)
             self.busy = False
             self._waits.release()
@@ -145,6 +146,7 @@ class World:
     actors: dict[int, Actor] = field(default_factory=dict)
     beliefs: list[Belief] = field(default_factory=list)
     shown: int = 0
+    full: bool = False
 
     def pause(self) -> None:
         actor = self.actors.get(threading.get_ident())
@@ -167,10 +169,13 @@ def world() -> Iterator[World]:
         def waiting(real: Callable[..., Any]) -> Callable[..., Any]:
             def request(*args: Any, **kwargs: Any) -> Any:
                 made.pause()
+                if made.full and real is mkdir:
+                    raise OSError(errno.ENOSPC, "no room")
                 return real(*args, **kwargs)
 
             return request
 
+        mkdir = os.mkdir
         for module, names in REQUESTS.items():
             for request in names:
                 patch.setattr(module, request, waiting(getattr(module, request)))
@@ -187,6 +192,8 @@ def test_I_LE_1_no_order_of_requests_lets_two_nodes_believe_that_they_lead(luck:
         try:
             for _ in range(250):
                 chance = luck.random()
+                if chance > 0.98:
+                    here.full = not here.full
                 if chance < 0.03:
                     here.clock.advance_us(int(luck.choice((0.1, 0.5, 1.1)) * LEASE))
                     continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -237,13 +238,20 @@ def test_concurrent_changes_of_two_stores_on_one_file_lose_nothing(tmp_path: Pat
     assert set(read(path).tables["instance_group"]) == {f"g{n}" for n in range(10)}
 
 
-def test_a_process_that_does_not_go_on_with_the_lock_in_its_hand_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_process_that_does_not_go_on_with_the_lock_in_its_hand_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "registry.json"
+    monkeypatch.setattr("kvcm.common.file_turn._PASS_OVER_S", 0.5)
     with open(f"{path}.lock", "w") as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
 
         async def run() -> None:
-            store = LocalStore(str(path), deadline_s=0.2)
+            store = LocalStore(str(path), deadline_s=0.6)
+            with pytest.raises(StorageError, match=rf"locked by process {os.getpid()}") as caught:
+                await store.apply([ONE], 1)
+            assert not isinstance(caught.value, OutcomeUnknown)
+            assert not path.exists()
             for number in range(3):
                 await store.apply([Change("instance_group", f"g{number}", {"name": f"g{number}"})], 1)
             await store.close()
@@ -253,6 +261,30 @@ def test_a_process_that_does_not_go_on_with_the_lock_in_its_hand_is_passed_over(
     assert [record.getMessage() for record in caplog.records if "passed_over" in record.getMessage()] == [
         f"turn_passed_over lock=registry.json.lock process={os.getpid()}: it keeps the lock and does not go on"
     ]
+
+
+def test_nobody_else_reads_or_locks_what_is_beside_the_file_and_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "registry.json"
+
+    async def run() -> None:
+        store = LocalStore(str(path))
+        await store.apply([ONE], 1)
+        assert {entry.name: entry.stat().st_mode & 0o077 for entry in tmp_path.iterdir()} == dict.fromkeys(
+            ("registry.json", "registry.json.lock", "registry.json.turn"), 0
+        )
+        before = path.read_bytes()
+
+        def full(fd: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(StorageError, match="No space left"):
+            await store.apply([Change("instance_group", "g", {"name": "g"})], 1)
+        assert path.read_bytes() == before
+        assert not list((tmp_path / "registry.json.turn").iterdir())
+        await store.close()
+
+    asyncio.run(run())
 
 
 def test_what_killed_processes_left_beside_the_file_is_swept_when_it_is_opened(tmp_path: Path) -> None:
@@ -269,9 +301,10 @@ def test_what_killed_processes_left_beside_the_file_is_swept_when_it_is_opened(t
     assert not left.exists()
 
 
-def test_a_leader_that_is_stopped_in_the_middle_of_a_write_writes_nothing_when_a_newer_one_has_begun(tmp_path: Path) -> None:
+def test_a_leader_that_is_stopped_in_the_middle_of_a_write_writes_nothing_when_a_newer_one_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "registry.json"
-    newer = LocalStore(str(path), deadline_s=0.2)
+    monkeypatch.setattr("kvcm.common.file_turn._is_stopped", lambda pid: True)
+    newer = LocalStore(str(path), deadline_s=5)
 
     class Stops(FailPoints):
         """Where the older leader has prepared its write, the newer one does all of its own."""
@@ -298,9 +331,9 @@ def test_a_hanging_disk_is_an_unknown_outcome_and_a_later_read_waits_for_it(tmp_
     path = tmp_path / "registry.json"
     release, real = threading.Event(), os.replace
 
-    def slow(source: str, target: Path, src_dir_fd: int) -> None:
+    def slow(source: str, target: str, src_dir_fd: int, dst_dir_fd: int) -> None:
         release.wait(10)
-        real(source, target, src_dir_fd=src_dir_fd)
+        real(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     monkeypatch.setattr(os, "replace", slow)
 

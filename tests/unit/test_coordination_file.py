@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvcm.common.clock import FakeClock
 from kvcm.common.errors import InvalidArgument, StorageError
+from kvcm.common.file_turn import TurnLost
 from kvcm.coordination import file_lease
 from kvcm.coordination.file import FileCoordinator, open_file
 from kvcm.coordination.file_lease import LeaseFolder, this_clock
@@ -179,6 +183,70 @@ def test_there_is_a_bound_to_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     node.put_node("c", "again")
     with pytest.raises(StorageError, match="At most 3"):
         node.put_node("d", "")
+
+
+def test_a_full_disk_neither_ends_a_term_nor_keeps_a_lease_from_being_given_back_and_elects_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(tmp_path, "boot", 10**9)
+    node, other = machine.node(), machine.node()
+    assert node.campaign("a" * 100, LEASE) == 1
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "mkdir", full)
+    for _ in range(5):
+        machine.clock.advance_us(LEASE // 2)
+        assert node.keep_alive("a" * 100, 1, LEASE)
+        assert other.observe() == Leader("a" * 100, 1)
+        assert not other.keep_alive("b", 1, LEASE)
+    node.resign("a" * 100, 1)
+    assert other.observe() is None
+    with pytest.raises(StorageError, match="No space left"):
+        other.campaign("b", LEASE)
+    monkeypatch.undo()
+    assert other.campaign("b", LEASE) == 2
+
+
+def test_a_folder_that_is_replaced_while_a_node_is_stopped_is_not_written_to_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, away = tmp_path / "folder", tmp_path / "away"
+    folder.mkdir()
+    machine = Machine(folder, "boot", 10**9)
+    node, other = machine.node(), machine.node(floor=7)
+    assert node.campaign("a", LEASE) == 1
+    real = os.replace
+
+    def replace(*args: Any, **kwargs: Any) -> None:
+        monkeypatch.undo()
+        folder.rename(away)
+        folder.mkdir()
+        assert other.campaign("b", LEASE) == 8
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(StorageError, match="replaced by another"):
+        node.keep_alive("a", 1, LEASE)
+    assert other.keep_alive("b", 8, LEASE)
+    assert node.observe() == Leader("b", 8)
+
+
+def test_what_a_node_removes_after_its_turn_is_over_is_not_called_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(tmp_path, "boot", 10**9)
+    node, other = machine.node(), machine.node()
+    node.put_node("a", "{}")
+    monkeypatch.setattr("kvcm.common.file_turn._is_stopped", lambda pid: True)
+    real = os.replace
+
+    def replace(*args: Any, **kwargs: Any) -> None:
+        monkeypatch.setattr(os, "replace", real)
+        other.put_node("b", "{}")
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(TurnLost):
+        node.remove_node("a")
+    assert [found.node_id for found in node.list_nodes()] == ["a", "b"]
+    node.remove_node("a")
+    assert [found.node_id for found in node.list_nodes()] == ["b"]
 
 
 def test_the_machines_clock_has_a_name() -> None:
