@@ -39,6 +39,7 @@ _STOPPED_POLLS = 10
 _EMPTYINGS = 100
 _LEFT_S = 3600.0
 _PASS_OVER_S = 10.0
+_FORGET_S = 30.0  # longer than any pause that a caller makes between its attempts
 _log = logging.getLogger("kvcm.common.file_turn")
 
 
@@ -176,7 +177,7 @@ class Turns:
             polls += 1
             now = time.monotonic()
             since, last = self._waiting or (now, now)
-            if now > last + _PASS_OVER_S / 2:  # that was another time
+            if now > last + _FORGET_S:  # that was another time
                 since = now
             self._waiting = since, now
             if now >= since + _PASS_OVER_S or (polls % _STOPPED_POLLS == 0 and _is_stopped(_holder(fd))):
