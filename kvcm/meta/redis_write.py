@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvcm.common.redis.fenced import arg
-from kvcm.meta.location import HEADER_BYTES, Block, Location, Status, previous_key_of
+from kvcm.meta.location import Block, Location, Status, are_promoted, previous_key_of
 from kvcm.meta.record import RecordCodec
 
 Fields = list[tuple[bytes, bytes]]
@@ -55,7 +55,7 @@ class RecentWrites:
     def __init__(self, max_bytes: int = 2 << 20) -> None:
         self._max_bytes = max_bytes
         self.kept_bytes = 0
-        self._kept: dict[tuple[int, ...], tuple[bytes, tuple[bytes, ...], Packed]] = {}
+        self._kept: dict[tuple[int, ...], tuple[tuple[bytes, ...], tuple[bytes, ...], Packed]] = {}
 
     def keep(self, changes: Mapping[int, Block], packed: Packed) -> None:
         """`changes`: blocks with one location each, which is WRITING, and so packed."""
@@ -63,7 +63,7 @@ class RecentWrites:
         self._forget(keys)
         (locations,) = zip(*changes.values(), strict=True)
         headers, wires = zip(*locations, strict=True)
-        self._kept[keys] = (b"".join(headers), wires, packed)
+        self._kept[keys] = (headers, wires, packed)
         self.kept_bytes += len(packed.args)
         while self.kept_bytes > self._max_bytes:
             self._forget(next(iter(self._kept)))
@@ -81,11 +81,7 @@ class RecentWrites:
         except ValueError:
             return None
         headers, wires = zip(*locations, strict=True)
-        now = bytearray(b"".join(headers))
-        if now[::HEADER_BYTES] != _SERVING * len(keys):
-            return None
-        now[::HEADER_BYTES] = _WRITING * len(keys)
-        if now != begun or wires != same_wires:
+        if wires != same_wires or not are_promoted(begun, headers):
             return None
         return packed._replace(args=packed.args.replace(_IS_WRITING, _IS_SERVING), state=_SERVING, same=True)
 
